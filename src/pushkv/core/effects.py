@@ -1,0 +1,304 @@
+"""What a step wants done: a closed list, in the order in which it is to be done.
+
+Effects for the world (`Send`, `PostWrite`, `Dial`, `Hangup`, `PermitGranted`, `PermitEnded`) go to the
+runtime; reports go to the engine; the rest couples the machines of one endpoint and never leaves it.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from attrs import frozen
+
+from .ids import AttemptId, Blocks, Epoch, Instant, Part, TransferId, Worker
+from .messages import AttemptMessage, Grant, Hello, Message, Ping, Reason, Refused
+
+__all__ = [
+    "BlocksReleased",
+    "Counted",
+    "Delivered",
+    "Dial",
+    "Effect",
+    "Hangup",
+    "LinkDown",
+    "LinkUp",
+    "LookForArrivals",
+    "MachineEffect",
+    "Member",
+    "MemberFreed",
+    "MemberOutcome",
+    "MemberTold",
+    "NotDelivered",
+    "PeerJoined",
+    "PermitEnded",
+    "PermitGranted",
+    "PostWrite",
+    "ProducerAddress",
+    "Report",
+    "RetryDue",
+    "Send",
+    "SendLink",
+    "SourceFreed",
+    "SourceReleased",
+    "SuspectLink",
+    "Transmit",
+    "WithdrawMember",
+]
+
+
+@frozen(order=True)
+class ProducerAddress:
+    """Where a consumer dials a producer's rank: one control address per engine and rank.
+
+    `engine` is the name expected there, or "" for whoever answers.
+    """
+
+    host: str
+    port: int
+    rank: int = 0
+    engine: str = ""
+
+
+@frozen(order=True)
+class Member:
+    """One consumer rank and one producer rank of an attempt (R12)."""
+
+    consumer_rank: int
+    producer_rank: int
+
+
+class MemberOutcome(StrEnum):
+    """What became of one member of an attempt."""
+
+    DELIVERED = "delivered"
+    FAILED = "failed"
+    WITHDRAWN = "withdrawn"
+
+
+# -- between machine and endpoint
+
+
+@frozen
+class Send:
+    """Send an attempt's message over its current link."""
+
+    message: AttemptMessage
+
+
+@frozen
+class SendLink:
+    """Send PING or GRANT over this link."""
+
+    message: Ping | Grant
+
+
+@frozen
+class MemberTold:
+    """A member's outcome, told once."""
+
+    attempt: AttemptId
+    outcome: MemberOutcome
+    reason: Reason | None
+
+
+@frozen
+class MemberFreed:
+    """Nothing can write into a member's blocks any more; told once."""
+
+    attempt: AttemptId
+
+
+@frozen
+class WithdrawMember:
+    """Revoke one member of an attempt (R12)."""
+
+    member: Member
+    reason: Reason
+
+
+@frozen
+class SuspectLink:
+    """A REVOKE stayed unanswered: end the link this attempt uses."""
+
+    attempt: AttemptId
+
+
+@frozen
+class LinkUp:
+    """A link is up under a new epoch."""
+
+    epoch: Epoch
+    peer: Worker
+
+
+@frozen
+class LinkDown:
+    """The link of this epoch has ended; `fence` (R6) is None where it never granted a permit."""
+
+    epoch: Epoch
+    peer: Worker
+    fence: Instant | None
+
+
+@frozen
+class SourceFreed:
+    """One consumer rank no longer needs the source blocks of a transfer (R12)."""
+
+    transfer: TransferId
+    consumer_rank: int
+
+
+@frozen
+class Counted:
+    """Something was dropped, refused or survived; `cause` is the counter's label (I5, I8)."""
+
+    cause: str
+    detail: str = ""
+
+
+# -- to the runtime
+
+
+@frozen
+class Transmit:
+    """Send a message on a connection."""
+
+    connection: int
+    message: Message
+
+
+@frozen
+class Dial:
+    """Open a connection to a producer; `link` names it in what follows."""
+
+    address: ProducerAddress
+
+
+@frozen
+class Hangup:
+    """Close a connection. Its end is reported like any other."""
+
+    connection: int
+
+
+@frozen
+class PostWrite:
+    """WRITE one part. It is open from here on (R8); exactly one completion must follow.
+
+    Posted only under the permit of `epoch`, checked immediately before the post (R5).
+    """
+
+    attempt: AttemptId
+    epoch: Epoch
+    part: Part
+    source: Blocks
+    destination: Blocks
+    source_start: int
+    destination_start: int
+    arrival_token: int
+
+
+@frozen
+class PermitGranted:
+    """WRITEs may be posted over `epoch` until `until` (R4)."""
+
+    epoch: Epoch
+    until: Instant
+
+
+@frozen
+class PermitEnded:
+    """Nothing may be posted over `epoch` any more (R11)."""
+
+    epoch: Epoch
+
+
+@frozen
+class PeerJoined:
+    """A peer's HELLO was accepted; the transport may now learn its memory."""
+
+    peer: Worker
+    hello: Hello
+
+
+@frozen
+class LookForArrivals:
+    """Look for arrivals while some attempt needs them."""
+
+    active: bool
+
+
+# -- to the engine
+
+
+@frozen
+class Delivered:
+    """Outcome: every byte of the attempt is in place at every rank. Told once per attempt."""
+
+    transfer: TransferId
+    attempt: int
+
+
+@frozen
+class NotDelivered:
+    """Outcome: the attempt will not deliver. Told once; the blocks follow with `BlocksReleased`.
+
+    `retry` says that `RetryDue` follows and a new attempt with fresh blocks is worth making.
+    """
+
+    transfer: TransferId
+    attempt: int
+    reason: Reason
+    retry: bool
+
+
+@frozen
+class BlocksReleased:
+    """Nothing can write into the attempt's destination blocks any more. Told once per attempt."""
+
+    transfer: TransferId
+    attempt: int
+
+
+@frozen
+class RetryDue:
+    """The backoff is over: register a new attempt with fresh blocks, or recompute."""
+
+    transfer: TransferId
+    attempt: int
+
+
+@frozen
+class SourceReleased:
+    """No WRITE reads the transfer's source blocks any more and none will. Told once."""
+
+    transfer: TransferId
+    reason: Reason | None
+
+
+Report = Delivered | NotDelivered | BlocksReleased | RetryDue | SourceReleased
+MachineEffect = (
+    Send
+    | SendLink
+    | MemberTold
+    | MemberFreed
+    | WithdrawMember
+    | SuspectLink
+    | LinkUp
+    | LinkDown
+    | SourceFreed
+)
+Effect = (
+    MachineEffect
+    | Counted
+    | Transmit
+    | Dial
+    | Hangup
+    | PostWrite
+    | PermitGranted
+    | PermitEnded
+    | PeerJoined
+    | LookForArrivals
+    | Report
+    | Refused
+)
