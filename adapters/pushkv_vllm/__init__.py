@@ -1,0 +1,1 @@
+"""pushkv as a KV connector of vLLM."""

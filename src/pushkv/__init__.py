@@ -1,0 +1,1 @@
+"""Push-based KV cache transfer between prefill and decode engines."""

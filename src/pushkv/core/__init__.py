@@ -1,0 +1,1 @@
+"""The protocol as pure functions: no I/O, clock, randomness, thread or event loop."""

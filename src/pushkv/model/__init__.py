@@ -1,0 +1,1 @@
+"""A pure model of network, transport and block pool, with faults as data."""

@@ -1,0 +1,1 @@
+"""What the endpoint did, as records and counters."""

@@ -1,0 +1,1 @@
+"""Drives the core: one task owns the endpoint and its transport."""

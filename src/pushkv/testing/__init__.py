@@ -1,0 +1,1 @@
+"""For authors of transports and adapters: conformance tests and a small engine."""
