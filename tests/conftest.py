@@ -1,0 +1,22 @@
+"""Skips what this environment cannot run, and says why."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+NEEDS = {"nixl": ("nixl_cu13", "nixl_cu12"), "vllm": ("vllm",)}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked with a library of which no build is installed."""
+    missing = {
+        marker: pytest.mark.skip(reason=f"{marker} is not installed")
+        for marker, modules in NEEDS.items()
+        if not any(find_spec(module) for module in modules)
+    }
+    for item in items:
+        for marker, skip in missing.items():
+            if item.get_closest_marker(marker):
+                item.add_marker(skip)
