@@ -95,7 +95,8 @@ def name(path: Path) -> str:
 @pytest.mark.parametrize("path", SOURCES, ids=name)
 def test_size(path: Path) -> None:
     limit = TEST_LINES_MAX if "tests" in path.relative_to(ROOT).parts[:1] else LINES_MAX
-    assert list(too_long(path.read_text(), limit)) == []
+    violations = list(too_long(path.read_text(), limit))
+    assert not violations, "\n".join(violations)
 
 
 @pytest.mark.parametrize(
