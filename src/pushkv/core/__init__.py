@@ -1,1 +1,1 @@
-"""The protocol as pure functions: no I/O, clock, randomness, thread or event loop."""
+"""The protocol: pure state machines, typed events in, ordered effects out. No I/O, no clock."""

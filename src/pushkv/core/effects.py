@@ -11,13 +11,15 @@ from enum import StrEnum
 from attrs import frozen
 
 from .ids import AttemptId, Blocks, Epoch, Instant, Part, TransferId, Worker
-from .messages import AttemptMessage, Grant, Hello, Message, Ping, Reason, Refused
+from .messages import AttemptMessage, Grant, Hello, Message, Ping, Reason
 
 __all__ = [
     "BlocksReleased",
+    "CloseSocket",
     "Counted",
     "Delivered",
     "Dial",
+    "DialPeer",
     "Effect",
     "Hangup",
     "LinkDown",
@@ -141,6 +143,16 @@ class LinkDown:
 
 
 @frozen
+class DialPeer:
+    """Open this link's connection."""
+
+
+@frozen
+class CloseSocket:
+    """Close this link's connection."""
+
+
+@frozen
 class SourceFreed:
     """One consumer rank no longer needs the source blocks of a transfer (R12)."""
 
@@ -185,6 +197,8 @@ class Hangup:
 class PostWrite:
     """WRITE one part. It is open from here on (R8); exactly one completion must follow.
 
+    `source` holds tokens from 0 on, `destination` from `destination_start` on.
+
     Posted only under the permit of `epoch`, checked immediately before the post (R5).
     """
 
@@ -193,7 +207,6 @@ class PostWrite:
     part: Part
     source: Blocks
     destination: Blocks
-    source_start: int
     destination_start: int
     arrival_token: int
 
@@ -286,6 +299,8 @@ MachineEffect = (
     | SuspectLink
     | LinkUp
     | LinkDown
+    | DialPeer
+    | CloseSocket
     | SourceFreed
 )
 Effect = (
@@ -300,5 +315,4 @@ Effect = (
     | PeerJoined
     | LookForArrivals
     | Report
-    | Refused
 )

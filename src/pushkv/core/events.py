@@ -9,11 +9,11 @@ from attrs import frozen
 
 from .effects import ProducerAddress
 from .ids import AttemptId, Blocks, Epoch, TransferId, Worker
-from .messages import Message, Reason
+from .messages import Message, Reason, Register
 
 __all__ = [
-    "Arrived",
     "ArrivalSeen",
+    "Arrived",
     "Cancelled",
     "Computed",
     "ConnectionClosed",
@@ -45,8 +45,8 @@ class Offered:
     Args:
         attempt: From the engine's one counter (R9), the same for all ranks (R12), never used twice.
         producers: One address per producer rank that writes into this consumer rank.
-        blocks: Block ids of the *whole* range [blocks_start, end), one tuple per KV cache group,
-            token order; `blocks_start` is the first token of the first block.
+        blocks: Block ids that hold [start, end), one tuple per KV cache group, in token order;
+            `start` is the first token of the first block.
         failures: Attempts of this transfer that failed before.
         consumer_ranks: All consumer ranks of the attempt.
     """
@@ -220,6 +220,11 @@ class Wanted:
 
 
 @frozen
+class Unwanted:
+    """No attempt needs this link any more."""
+
+
+@frozen
 class Opened:
     """The link's connection stands and HELLO was accepted at both ends."""
 
@@ -251,6 +256,15 @@ class Withdrawn:
     """The engine, a sibling or a deadline takes the member's registration back."""
 
     reason: Reason
+
+
+@frozen
+class RegistrationReceived:
+    """REGISTER came over the link `epoch` from `consumer`."""
+
+    register: Register
+    epoch: Epoch
+    consumer: Worker
 
 
 @frozen
@@ -289,5 +303,11 @@ ConsumerEvent = Offered | Cancelled | TakenBack | Readmitted
 ProducerEvent = Arrived | Computed | PrefillPreempted | PrefillResumed | PrefillAborted
 EngineEvent = ConsumerEvent | ProducerEvent | WriterGone | Proven
 Event = (
-    EngineEvent | ConnectionOpened | ConnectionClosed | MessageReceived | WriteClosed | ArrivalSeen | Tick
+    EngineEvent
+    | ConnectionOpened
+    | ConnectionClosed
+    | MessageReceived
+    | WriteClosed
+    | ArrivalSeen
+    | Tick
 )

@@ -31,7 +31,7 @@ class Policy:
         connect_backoff: Between two dials of a peer that does not answer.
         exposed_blocks: Most destination blocks registered, being written or quarantined at once.
         transfers: Most live transfers per endpoint; more are refused.
-        remembered: Most ended attempts remembered per endpoint beyond live transfers (R7).
+        remembered: Most transfers that are over, and remembered for their peers (R7).
     """
 
     lease: Duration = seconds(10)
@@ -47,10 +47,11 @@ class Policy:
     write_backoff: Duration = seconds(0.05)
     attempts: int = 2
     retry_backoff: Duration = seconds(0.2)
+    connect: Duration = seconds(5)
     connect_backoff: Duration = seconds(0.2)
     exposed_blocks: int = field(default=1 << 40)
     transfers: int = 100_000
-    remembered: int = 100_000
+    remembered: int = 10_000
 
     def __attrs_post_init__(self) -> None:
         for each in fields(Policy):
@@ -62,11 +63,14 @@ class Policy:
             ("drift_ppm", 100_000),
             ("resend", "waiting"),
             ("query", "waiting"),
+            ("connect_backoff", "connect"),
             ("write_backoff", "transfer"),
         ):
             bound = greater if isinstance(greater, int) else getattr(self, greater)
             if getattr(self, lesser) >= bound:
-                raise ConfigurationError(lesser, getattr(self, lesser), f"less than {greater} = {bound}")
+                raise ConfigurationError(
+                    lesser, getattr(self, lesser), f"less than {greater} = {bound}"
+                )
 
     @property
     def ping(self) -> Duration:

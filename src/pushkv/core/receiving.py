@@ -1,0 +1,326 @@
+"""The consumer half of an endpoint: attempts, their members, their budget."""
+
+from __future__ import annotations
+
+import hashlib
+
+from . import consumer as consumer_machine
+from . import request as request_machine
+from .consumer import CONSUMER, Consumer
+from .effects import (
+    BlocksReleased,
+    Counted,
+    Effect,
+    Member,
+    MemberFreed,
+    MemberTold,
+    NotDelivered,
+    ProducerAddress,
+    Send,
+    SuspectLink,
+    WithdrawMember,
+)
+from .errors import LocalProtocolError
+from .events import (
+    ArrivalSeen,
+    Cancelled,
+    Offered,
+    Proven,
+    Readmitted,
+    TakenBack,
+    Tick,
+    Withdrawn,
+    WriterGone,
+)
+from .ids import AttemptId, Duration, Instant, TransferId, Worker, block_count
+from .links import LinkLost, LinkReady, LinkRefused, Links
+from .machines import Machines, Store
+from .messages import (
+    AttemptMessage,
+    Complete,
+    Failed,
+    Progress,
+    Reason,
+    Received,
+    Register,
+    Registered,
+    Revoked,
+    Unproven,
+)
+from .request import REQUEST, Request, RequestStatus
+from .rules import restart_grace
+
+__all__ = ["Receiving"]
+
+RequestKey = tuple[TransferId, int]
+TO_CONSUMER = (Registered, Progress, Complete, Failed, Revoked, Unproven)
+
+
+class Receiving:
+    """Everything one endpoint does as a consumer."""
+
+    def __init__(
+        self,
+        me: Worker,
+        machines: Machines,
+        links: Links,
+        layout_digest: bytes,
+        secret: bytes,
+        started_at: Instant,
+    ) -> None:
+        self.consumers: Store[AttemptId, Consumer] = Store(CONSUMER, {})
+        self.requests: Store[RequestKey, Request] = Store(REQUEST, {})
+        self.exposed_blocks = 0
+        self._me = me
+        self._machines = machines
+        self._links = links
+        self._layout_digest = layout_digest
+        self._secret = secret
+        grace = restart_grace(machines.rules.policy.lease, machines.rules.capabilities)
+        self._ready_at = Instant(started_at + grace)
+        self._latest: dict[TransferId, int] = {}
+        self._by_link: dict[ProducerAddress, dict[AttemptId, None]] = {}
+        self._address: dict[AttemptId, ProducerAddress] = {}
+        self._attempt_max = -1
+        self.settling: set[AttemptId] = set()
+        """Attempts whose verdict waits for arrivals."""
+
+    # -- the engine
+
+    def offered(self, event: Offered, now: Instant) -> list[Effect]:
+        """Register blocks, unless the budget or a live attempt says no; then both reports at once.
+
+        Raises:
+            LocalProtocolError: The attempt number was used before, or the event contradicts itself.
+        """
+        if event.attempt <= self._attempt_max:
+            raise LocalProtocolError(
+                f"attempt {event.attempt} of transfer {event.transfer!r}: numbers above "
+                f"{self._attempt_max} only, each used once (R9)"
+            )
+        if not event.producers or not 0 <= event.start <= event.end:
+            raise LocalProtocolError(
+                f"transfer {event.transfer!r}: {len(event.producers)} producers, "
+                f"tokens [{event.start}, {event.end})"
+            )
+        self._attempt_max = event.attempt
+        reason = self._refusal(event, now)
+        if reason is not None:
+            return [
+                NotDelivered(event.transfer, event.attempt, reason, False),
+                BlocksReleased(event.transfer, event.attempt),
+            ]
+        ranks = tuple(sorted(address.rank for address in event.producers))
+        members = tuple(Member(self._me.rank, rank) for rank in ranks)
+        request = request_machine.gather(event.transfer, event.attempt, members, event.failures)
+        self._machines.put(self.requests, (event.transfer, event.attempt), request)
+        self._latest[event.transfer] = event.attempt
+        out: list[Effect] = []
+        for address in event.producers:
+            out += self._register(event, address, ranks, now)
+        return out
+
+    def _refusal(self, event: Offered, now: Instant) -> Reason | None:
+        policy = self._machines.rules.policy
+        latest = self.requests.states.get((event.transfer, self._latest.get(event.transfer, -1)))
+        if latest is not None and latest.status is RequestStatus.RECEIVING:
+            return Reason.DUPLICATE
+        if now < self._ready_at:
+            return Reason.STARTING
+        if len(self.requests.states) >= policy.transfers:
+            return Reason.FULL
+        if self.exposed_blocks + block_count(event.blocks) > policy.exposed_blocks:
+            return Reason.BUDGET
+        return None
+
+    def _register(
+        self, event: Offered, address: ProducerAddress, ranks: tuple[int, ...], now: Instant
+    ) -> list[Effect]:
+        attempt = AttemptId(
+            self._me.engine,
+            self._me.incarnation,
+            self._me.rank,
+            address.rank,
+            event.transfer,
+            event.attempt,
+        )
+        register = Register(
+            attempt=attempt,
+            blocks=event.blocks,
+            start=event.start,
+            end=event.end,
+            prompt_digest=event.prompt_digest,
+            layout_digest=self._layout_digest,
+            producer_ranks=ranks,
+            consumer_ranks=event.consumer_ranks,
+            arrival_token=self._token(attempt),
+            deadline=Duration(self._machines.rules.policy.waiting),
+        )
+        self.exposed_blocks += block_count(event.blocks)
+        state, effects = consumer_machine.offer(register, now, self._machines.rules)
+        self._machines.put(self.consumers, attempt, state)
+        self._address[attempt] = address
+        self._by_link.setdefault(address, {})[attempt] = None
+        out = self._carry(attempt, effects, now)
+        out += self._links.want(address, now)
+        up = self._links.up(address)
+        if up is not None:
+            out += self._link_ready(attempt, LinkReady(address, up), now)
+        return out
+
+    def _token(self, attempt: AttemptId) -> int:
+        """A number that only the producer this attempt is registered with is told (R10)."""
+        named = repr(attempt).encode()
+        return int.from_bytes(hashlib.blake2b(named, key=self._secret, digest_size=7).digest())
+
+    def cancelled(self, event: Cancelled, now: Instant) -> list[Effect]:
+        """The engine gives a transfer up; unknown ones are counted."""
+        return self._engine(event.transfer, event, now)
+
+    def taken_back(self, event: TakenBack | Readmitted, now: Instant) -> list[Effect]:
+        """The engine preempts, or admits again."""
+        return self._engine(event.transfer, event, now)
+
+    def _engine(self, transfer: TransferId, event: object, now: Instant) -> list[Effect]:
+        key = (transfer, self._latest.get(transfer, -1))
+        if key not in self.requests.states:
+            return [Counted("unknown_transfer", type(event).__name__)]
+        return self._step_request(key, event, now)
+
+    # -- links
+
+    def link_news(self, news: LinkReady | LinkLost | LinkRefused, now: Instant) -> list[Effect]:
+        """Tell every attempt of that link."""
+        out: list[Effect] = []
+        if not isinstance(news.key, ProducerAddress):
+            return out
+        for attempt in list(self._by_link.get(news.key, ())):
+            if isinstance(news, LinkReady):
+                out += self._link_ready(attempt, news, now)
+            elif isinstance(news, LinkLost):
+                out += self._step(attempt, news.down, now)
+            elif self.consumers.states[attempt].epoch is None:
+                out += self._step(attempt, Withdrawn(Reason.REFUSED), now)
+        return out
+
+    def _link_ready(self, attempt: AttemptId, ready: LinkReady, now: Instant) -> list[Effect]:
+        expected = self._address[attempt].engine
+        unsent = self.consumers.states[attempt].epoch is None
+        if unsent and expected and expected != ready.up.peer.engine:
+            return self._step(attempt, Withdrawn(Reason.ADDRESS), now)
+        if unsent and self._address[attempt].rank != ready.up.peer.rank:
+            return self._step(attempt, Withdrawn(Reason.ADDRESS), now)
+        return self._step(attempt, ready.up, now)
+
+    # -- the peer, the transport, proofs, time
+
+    def message(self, peer: Worker, message: AttemptMessage, now: Instant) -> list[Effect]:
+        """R9: the whole name is compared before anything else."""
+        if not isinstance(message, TO_CONSUMER):
+            return [Counted("not_for_a_consumer", type(message).__name__)]
+        attempt = message.attempt
+        mine = (attempt.consumer, attempt.consumer_incarnation, attempt.consumer_rank)
+        if mine != (self._me.engine, self._me.incarnation, self._me.rank):
+            return [Counted("fenced", type(message).__name__)]
+        if attempt.producer_rank != peer.rank:
+            return [Counted("fenced", type(message).__name__)]
+        state = self.consumers.states.get(attempt)
+        if state is None:
+            verdict = not isinstance(message, Registered | Progress)
+            answer: list[Effect] = [Counted("late", type(message).__name__)]
+            return [*answer, Send(Received(attempt))] if verdict else answer
+        if state.producer != peer:
+            return [Counted("fenced", type(message).__name__)]
+        return self._step(attempt, message, now)
+
+    def arrival(self, event: ArrivalSeen, now: Instant) -> list[Effect]:
+        """An arrival names its attempt in full; links do not matter to it."""
+        if event.attempt not in self.consumers.states:
+            return [Counted("late", "ArrivalSeen")]
+        return self._step(event.attempt, event, now)
+
+    def proof(self, event: WriterGone | Proven, now: Instant) -> list[Effect]:
+        """A proof that quarantined blocks are safe."""
+        out: list[Effect] = []
+        for attempt in list(self.consumers.states):
+            if isinstance(event, WriterGone) or attempt.transfer == event.transfer:
+                out += self._step(attempt, event, now)
+        return out
+
+    def tick(self, kind: str, key: object, now: Instant) -> list[Effect]:
+        """Time has passed for one machine of ours."""
+        if kind == CONSUMER.name and key in self.consumers.states:
+            assert isinstance(key, AttemptId)
+            out = self._step(key, Tick(), now)
+            self._machines.look_again(self.consumers, key, now)
+            return out
+        if kind == REQUEST.name and key in self.requests.states:
+            request: RequestKey = key
+            out = self._step_request(request, Tick(), now)
+            self._machines.look_again(self.requests, request, now)
+            return out
+        return []
+
+    # -- inside
+
+    def _step(self, attempt: AttemptId, event: object, now: Instant) -> list[Effect]:
+        if attempt not in self.consumers.states:
+            return []
+        effects = self._machines.step(self.consumers, attempt, event, now)
+        return self._carry(attempt, effects, now)
+
+    def _carry(self, attempt: AttemptId, effects: tuple[Effect, ...], now: Instant) -> list[Effect]:
+        """Effects of one member: to its link, or to its request."""
+        out: list[Effect] = []
+        request = (attempt.transfer, attempt.attempt)
+        for effect in effects:
+            if isinstance(effect, Send):
+                out.append(self._links.send(self._address[attempt], effect.message))
+            elif isinstance(effect, SuspectLink):
+                out += self._links.doubt(self._address[attempt], now)
+            elif isinstance(effect, MemberTold):
+                out += self._step_request(request, effect, now)
+            else:
+                assert isinstance(effect, MemberFreed)
+                self.exposed_blocks -= block_count(self.consumers.states[attempt].register.blocks)
+                out += self._step_request(request, effect, now)
+        state = self.consumers.states.get(attempt)
+        if state is None:
+            return out
+        if consumer_machine.is_terminal(state):
+            self._forget(attempt, now, out)
+        elif consumer_machine.awaits_arrivals(state):
+            self.settling.add(attempt)
+        return out
+
+    def _forget(self, attempt: AttemptId, now: Instant, out: list[Effect]) -> None:
+        self._machines.drop(self.consumers, attempt)
+        self.settling.discard(attempt)
+        address = self._address.pop(attempt)
+        of_link = self._by_link[address]
+        del of_link[attempt]
+        if not of_link:
+            del self._by_link[address]
+            out += self._links.unwant(address, now)
+
+    def _step_request(self, key: RequestKey, event: object, now: Instant) -> list[Effect]:
+        out: list[Effect] = []
+        for effect in self._machines.step(self.requests, key, event, now):
+            if isinstance(effect, WithdrawMember):
+                attempt = AttemptId(
+                    self._me.engine,
+                    self._me.incarnation,
+                    effect.member.consumer_rank,
+                    effect.member.producer_rank,
+                    key[0],
+                    key[1],
+                )
+                out += self._step(attempt, Withdrawn(effect.reason), now)
+            else:
+                out.append(effect)
+        state = self.requests.states.get(key)
+        if state is not None and request_machine.is_terminal(state):
+            self._machines.drop(self.requests, key)
+            if self._latest.get(key[0]) == key[1]:
+                del self._latest[key[0]]
+        return out

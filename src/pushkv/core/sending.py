@@ -1,0 +1,281 @@
+"""The producer half of an endpoint: transfers, the ranks they are expected to serve, their memory."""
+
+from __future__ import annotations
+
+from attrs import define, field
+
+from . import producer as producer_machine
+from .effects import Counted, Effect, LinkDown, PostWrite, Send, SourceFreed, SourceReleased
+from .events import (
+    Arrived,
+    Computed,
+    Permitted,
+    PrefillAborted,
+    PrefillPreempted,
+    ProducerEvent,
+    Proven,
+    RegistrationReceived,
+    Tick,
+    WriteClosed,
+    WriteDone,
+    WriteFailed,
+    WriteRefused,
+    WriterGone,
+    WriteUnknown,
+)
+from .ids import AttemptId, Instant, TransferId, Worker
+from .links import LinkLost, Links, PermitFresh
+from .machines import Machines, Store
+from .messages import (
+    Failed,
+    Query,
+    Reason,
+    Received,
+    Revoke,
+    Revoked,
+    Unproven,
+)
+from .producer import Producer, ProducerStatus
+from .producer_table import PRODUCER
+
+__all__ = ["Sending"]
+
+ProducerKey = tuple[TransferId, int]
+CLOSING = {
+    "done": WriteDone,
+    "failed": WriteFailed,
+    "refused": WriteRefused,
+    "unknown": WriteUnknown,
+}
+
+
+@define
+class _Source:
+    """What the engine has said about one transfer, for ranks that register later (R12)."""
+
+    expected: tuple[int, ...]
+    freed: set[int] = field(factory=set)
+    told: list[ProducerEvent] = field(factory=list)
+    reason: Reason | None = None
+
+
+class Sending:
+    """Everything one endpoint does as a producer."""
+
+    def __init__(self, me: Worker, machines: Machines, links: Links, layout_digest: bytes) -> None:
+        self.producers: Store[ProducerKey, Producer] = Store(PRODUCER, {})
+        self._me = me
+        self._machines = machines
+        self._links = links
+        self._layout_digest = layout_digest
+        self._sources: dict[TransferId, _Source] = {}
+        self._ranks: dict[TransferId, tuple[int, ...]] = {}
+        self._served: dict[Worker, dict[ProducerKey, None]] = {}
+        self._over: dict[ProducerKey, None] = {}
+        self._floors: dict[Worker, int] = {}
+
+    # -- the engine
+
+    def engine(self, event: ProducerEvent, now: Instant) -> list[Effect]:
+        """The engine's prefill has moved; every consumer rank of the transfer hears of it."""
+        transfer = event.transfer
+        if isinstance(event, Arrived):
+            return self._arrived(event, now)
+        source = self._sources.get(transfer)
+        if source is None:
+            return [Counted("unknown_transfer", type(event).__name__)]
+        if isinstance(event, PrefillAborted):
+            source.reason = event.reason
+        if isinstance(event, Computed | PrefillPreempted):
+            source.told = source.told[:1]
+        source.told.append(event)
+        out: list[Effect] = []
+        for rank in self._ranks.get(transfer, ()):
+            out += self._step((transfer, rank), event, now)
+        return out
+
+    def _arrived(self, event: Arrived, now: Instant) -> list[Effect]:
+        if event.transfer in self._sources:
+            return [Counted("duplicate_request", event.transfer)]
+        ranks = self._ranks.get(event.transfer, ())
+        waiting = [rank for rank in ranks if self._registered((event.transfer, rank))]
+        expected = waiting or [self._me.rank]
+        registered = self.producers.states.get((event.transfer, expected[0]))
+        if registered is not None and registered.registration is not None:
+            expected = [*registered.registration.register.consumer_ranks]
+        self._sources[event.transfer] = _Source(tuple(expected), told=[event])
+        out: list[Effect] = []
+        for rank in sorted({*ranks, *expected}):
+            self._create((event.transfer, rank))
+            out += self._step((event.transfer, rank), event, now)
+        return out
+
+    def _registered(self, key: ProducerKey) -> bool:
+        return self.producers.states[key].registration is not None
+
+    # -- the consumer
+
+    def message(
+        self, peer: Worker, news: RegistrationReceived | Query | Revoke | Received, now: Instant
+    ) -> list[Effect]:
+        """R9: the whole name is compared before anything else."""
+        attempt = news.register.attempt if isinstance(news, RegistrationReceived) else news.attempt
+        named = Worker(attempt.consumer, attempt.consumer_incarnation, attempt.consumer_rank)
+        if named != peer or attempt.producer_rank != self._me.rank:
+            return [Counted("fenced", type(news).__name__)]
+        key = (attempt.transfer, attempt.consumer_rank)
+        if key not in self.producers.states and attempt.attempt <= self._floors.get(peer, -1):
+            return self._forgotten(attempt, news)
+        if isinstance(news, RegistrationReceived):
+            if news.register.layout_digest != self._layout_digest:
+                return [Send(Failed(attempt, (), Reason.LAYOUT))]
+            return self._register(key, news, now)
+        if isinstance(news, Received) and key not in self.producers.states:
+            return [Counted("late", "Received")]
+        self._create(key)
+        return self._step(key, news, now)
+
+    def _register(self, key: ProducerKey, news: RegistrationReceived, now: Instant) -> list[Effect]:
+        source = self._sources.get(key[0])
+        new = self._create(key)
+        out: list[Effect] = []
+        if source is not None:
+            source.expected = news.register.consumer_ranks
+            if new:
+                for told in source.told:
+                    out += self._step(key, told, now)
+        return out + self._step(key, news, now)
+
+    def _forgotten(self, attempt: AttemptId, news: object) -> list[Effect]:
+        """R7: what had to be forgotten is never served, and claimed only as far as it is known."""
+        if isinstance(news, Received):
+            return [Counted("late", "Received")]
+        if not self._machines.rules.capabilities.done_means_visible:
+            return [Send(Unproven(attempt, ()))]
+        if isinstance(news, Revoke):
+            return [Send(Revoked(attempt, ()))]
+        return [Send(Failed(attempt, (), Reason.UNKNOWN))]
+
+    # -- links, the transport, proofs, time
+
+    def link_news(self, news: LinkLost | PermitFresh, now: Instant) -> list[Effect]:
+        """Tell every transfer that serves this consumer."""
+        event: LinkDown | Permitted
+        if isinstance(news, LinkLost):
+            worker, event = news.down.peer, news.down
+        else:
+            worker, event = news.worker, Permitted(news.epoch)
+        out: list[Effect] = []
+        for key in list(self._served.get(worker, ())):
+            out += self._step(key, event, now)
+        return out
+
+    def closed(self, event: WriteClosed, now: Instant) -> list[Effect]:
+        """A WRITE is over, refused, or of unknown outcome."""
+        key = (event.attempt.transfer, event.attempt.consumer_rank)
+        if key not in self.producers.states:
+            return [Counted("stale_completion")]
+        what = CLOSING[event.outcome]
+        out = self._step(key, what(event.attempt, event.part), now)
+        if event.outcome != "done":
+            out.append(Counted(f"write_{event.outcome}", event.cause))
+        return out
+
+    def proof(self, event: WriterGone | Proven, now: Instant) -> list[Effect]:
+        """A proof that WRITEs of unknown outcome are over."""
+        out: list[Effect] = []
+        for key in list(self.producers.states):
+            if isinstance(event, WriterGone) or key[0] == event.transfer:
+                out += self._step(key, event, now)
+        return out
+
+    def tick(self, key: ProducerKey, now: Instant) -> list[Effect]:
+        """Time has passed for one transfer."""
+        if key not in self.producers.states:
+            return []
+        out = self._step(key, Tick(), now)
+        self._machines.look_again(self.producers, key, now)
+        return out
+
+    # -- inside
+
+    def _create(self, key: ProducerKey) -> bool:
+        if key in self.producers.states:
+            return False
+        transfer, rank = key
+        self._machines.put(self.producers, key, producer_machine.produce(transfer, rank))
+        self._ranks[transfer] = tuple(sorted({*self._ranks.get(transfer, ()), rank}))
+        return True
+
+    def _step(self, key: ProducerKey, event: object, now: Instant) -> list[Effect]:
+        before = self.producers.states[key].registration
+        effects = self._machines.step(self.producers, key, event, now)
+        state = self.producers.states[key]
+        if state.registration is not before:
+            if before is not None:
+                self._served[before.consumer].pop(key, None)
+            if state.registration is not None:
+                self._served.setdefault(state.registration.consumer, {})[key] = None
+        out = self._carry(key, effects)
+        self._keep_or_forget(key, state)
+        return out
+
+    def _carry(self, key: ProducerKey, effects: tuple[Effect, ...]) -> list[Effect]:
+        """Effects of one transfer: to its consumer's link, or to the engine."""
+        out: list[Effect] = []
+        for effect in effects:
+            if isinstance(effect, Send):
+                attempt = effect.message.attempt
+                consumer = Worker(
+                    attempt.consumer, attempt.consumer_incarnation, attempt.consumer_rank
+                )
+                out.append(self._links.send(consumer, effect.message))
+            elif isinstance(effect, SourceFreed):
+                out += self._freed(effect)
+            else:
+                assert isinstance(effect, PostWrite | Counted)
+                out.append(effect)
+        return out
+
+    def _freed(self, effect: SourceFreed) -> list[Effect]:
+        """R12: the source is free when every rank that is expected has ended."""
+        source = self._sources.get(effect.transfer)
+        if source is None:
+            return []
+        source.freed.add(effect.consumer_rank)
+        if not source.freed.issuperset(source.expected):
+            return []
+        del self._sources[effect.transfer]
+        state = self.producers.states[effect.transfer, effect.consumer_rank]
+        reason = source.reason
+        if reason is None and state.status is ProducerStatus.EXPIRED:
+            reason = Reason.EXPIRED
+        return [SourceReleased(effect.transfer, reason)]
+
+    def _keep_or_forget(self, key: ProducerKey, state: Producer) -> None:
+        """R7: what is over is remembered until RECEIVED; beyond the bound, by its number alone."""
+        if state.idle:
+            self._drop(key)
+            return
+        if not (state.ended and producer_machine.is_over(state)):
+            self._over.pop(key, None)
+            return
+        self._over.setdefault(key)
+        if len(self._over) > self._machines.rules.policy.remembered:
+            oldest = next(iter(self._over))
+            for verdict in self.producers.states[oldest].ended:
+                attempt = verdict.attempt
+                worker = Worker(
+                    attempt.consumer, attempt.consumer_incarnation, attempt.consumer_rank
+                )
+                self._floors[worker] = max(self._floors.get(worker, -1), attempt.attempt)
+            self._drop(oldest)
+
+    def _drop(self, key: ProducerKey) -> None:
+        self._machines.drop(self.producers, key)
+        self._over.pop(key, None)
+        left = tuple(rank for rank in self._ranks[key[0]] if rank != key[1])
+        if left:
+            self._ranks[key[0]] = left
+        else:
+            del self._ranks[key[0]]
