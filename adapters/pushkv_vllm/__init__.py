@@ -1,1 +1,51 @@
-"""pushkv as a KV connector of vLLM."""
+"""vLLM's side of pushkv: `PushKVConnector` and the plug-in entry point that registers it.
+
+Importing this package imports neither vLLM nor torch; naming `PushKVConnector` does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pushkv.core.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    from .connector import PushKVConnector
+
+__all__ = ["PushKVConnector", "register"]
+
+CONNECTOR = "PushKVConnector"
+
+
+def register() -> None:
+    """Make vLLM know `PushKVConnector` by its name. May run any number of times in a process.
+
+    vLLM calls this in every process through the entry point group ``vllm.general_plugins``.
+
+    Raises:
+        MissingDependencyError: vLLM is not installed.
+    """
+    try:
+        from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+    except ImportError as error:
+        raise MissingDependencyError(
+            "pushkv_vllm needs vLLM >= 0.32, < 0.34: install pushkv[vllm]"
+        ) from error
+    try:
+        KVConnectorFactory.get_connector_class_by_name(CONNECTOR)
+    except ValueError:
+        KVConnectorFactory.register_connector(CONNECTOR, "pushkv_vllm.connector", CONNECTOR)
+
+
+def __getattr__(name: str) -> object:
+    if name != CONNECTOR:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from .connector import PushKVConnector
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("vllm", "torch"):
+            raise
+        raise MissingDependencyError(
+            "pushkv_vllm needs vLLM >= 0.32, < 0.34: install pushkv[vllm]"
+        ) from error
+    return PushKVConnector

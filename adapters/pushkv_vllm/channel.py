@@ -1,0 +1,174 @@
+"""How the two halves of the connector reach the runtime, in one process or in two.
+
+The runtime lives in the worker's process, where the KV cache is. vLLM gives the halves one object
+per step each way and nothing else, so in two processes the engine's events wait for a step
+(`Relay`). In one process that would only cost time, and reports would wait for a step of an idle
+engine: there the scheduler half uses the bridge itself (`Direct`). Which it is shows when the
+worker's `Endpoint` arrives: its incarnation is in this process's registry or it is not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from attrs import define, field, frozen
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+from pushkv.core.effects import Report
+from pushkv.core.events import EngineEvent
+from pushkv.core.ids import EngineId, Incarnation
+
+if TYPE_CHECKING:
+    from pushkv.runtime import Bridge
+
+__all__ = [
+    "Channel",
+    "Direct",
+    "Endpoint",
+    "Relay",
+    "StepMetadata",
+    "StepReports",
+    "find_bridge",
+    "publish",
+    "withdraw",
+]
+
+
+@frozen
+class Endpoint(KVConnectorHandshakeMetadata):
+    """Where the worker's runtime listens; sent to the scheduler half once, at start."""
+
+    engine: EngineId
+    incarnation: Incarnation
+    host: str
+    port: int
+
+
+@frozen
+class StepMetadata(KVConnectorMetadata):
+    """From the scheduler half to every worker, once per step.
+
+    Attributes:
+        commands: What the engine has to say to the runtime; empty where it was said directly.
+        finished: Requests that the worker reports as received in this step.
+        failed: Those of `finished` whose KV cache did not come.
+        relayed: Whether the worker shall return the runtime's reports.
+    """
+
+    commands: tuple[EngineEvent, ...]
+    finished: frozenset[str]
+    failed: frozenset[str]
+    relayed: bool
+
+
+@frozen
+class StepReports(KVConnectorWorkerMetadata):
+    """From a worker to the scheduler half, in steps that have something to tell."""
+
+    reports: tuple[Report, ...]
+
+    def aggregate(self, other: Any) -> StepReports:
+        """The reports of two workers."""
+        return StepReports(self.reports + other.reports)
+
+
+class Channel(Protocol):
+    """The scheduler half's way to the runtime. Nothing here blocks."""
+
+    @property
+    def relayed(self) -> bool:
+        """Whether events and reports travel with the steps."""
+
+    def submit(self, event: EngineEvent) -> None:
+        """Tell the runtime something."""
+
+    def take(self) -> list[Report]:
+        """What the runtime reported since the last call."""
+
+    def outgoing(self) -> tuple[EngineEvent, ...]:
+        """Events that this step must carry; each is given once."""
+
+    def pending(self) -> bool:
+        """Whether some event still waits for a step."""
+
+
+@frozen
+class Direct:
+    """Both halves in one process: the bridge itself."""
+
+    bridge: Bridge
+
+    relayed = False
+
+    def submit(self, event: EngineEvent) -> None:
+        """Tell the runtime at once."""
+        self.bridge.submit(event)
+
+    def take(self) -> list[Report]:
+        """Everything reported since the last call."""
+        return list(self.bridge.take())
+
+    def outgoing(self) -> tuple[EngineEvent, ...]:
+        """Nothing: it was all told at once."""
+        return ()
+
+    def pending(self) -> bool:
+        """Never."""
+        return False
+
+
+@define
+class Relay:
+    """The halves in two processes: events out with a step, reports back with its output."""
+
+    _out: list[EngineEvent] = field(factory=list)
+    _in: list[Report] = field(factory=list)
+
+    relayed = True
+
+    def submit(self, event: EngineEvent) -> None:
+        """Tell the runtime with the next step."""
+        self._out.append(event)
+
+    def receive(self, reports: tuple[Report, ...]) -> None:
+        """Reports came with a step's output."""
+        self._in.extend(reports)
+
+    def take(self) -> list[Report]:
+        """What came since the last call."""
+        taken, self._in = self._in, []
+        return taken
+
+    def outgoing(self) -> tuple[EngineEvent, ...]:
+        """The events of this step."""
+        if not self._out:
+            return ()
+        taken, self._out = tuple(self._out), []
+        return taken
+
+    def pending(self) -> bool:
+        """Whether events wait: then the engine must step once more, and no longer."""
+        return bool(self._out)
+
+
+_bridges: dict[Incarnation, Bridge] = {}
+"""The bridges of this process's runtimes."""
+
+
+def publish(incarnation: Incarnation, bridge: Bridge) -> None:
+    """Let a scheduler half of this process find the bridge."""
+    _bridges[incarnation] = bridge
+
+
+def withdraw(incarnation: Incarnation) -> None:
+    """The runtime stops."""
+    _bridges.pop(incarnation, None)
+
+
+def find_bridge(incarnation: Incarnation) -> Bridge | None:
+    """The bridge of that incarnation, if its runtime lives in this process."""
+    return _bridges.get(incarnation)

@@ -1,0 +1,137 @@
+"""The options of `kv_connector_extra_config`, validated; unknown ones are named."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from attrs import field, fields, frozen
+
+from pushkv.core.errors import ConfigurationError
+from pushkv.core.ids import Duration, seconds
+from pushkv.core.policy import Policy
+
+__all__ = ["Options", "read_options"]
+
+_POLICY = {each.name: each.type in ("Duration", Duration) for each in fields(Policy)}
+_POLICY.pop("exposed_blocks")  # a share of the pool here, since users do not count blocks
+POLICY_OPTIONS = {f"{name}_s" if timed else name: name for name, timed in _POLICY.items()}
+"""Option name → field of `Policy`; durations are in seconds and end in ``_s``."""
+
+
+@frozen
+class Options:
+    """What a user may set for an engine's connector.
+
+    Attributes:
+        transport: Name of a transport in the entry point group ``pushkv.transports``.
+        transport_options: Handed to the transport as keyword arguments.
+        host: The address that peers dial and that the control channel listens on; None for vLLM's
+            own (``VLLM_HOST_IP``, else the machine's).
+        port: The control channel's port; 0 for any. A router that dispatches both legs at once must
+            know the prefill engine's. Engine i of a data-parallel group adds i.
+        model: The model's name compared with the peer's; None for the one the engine was started
+            with. Set it where both engines load the same weights from different places.
+        weights_epoch: The version of weights that change at run time; compared with the peer's.
+        advertise_push: Whether a prefill response says ``transfer_mode: "push"``, which makes
+            routers that know the word dispatch both legs at once.
+        exposed_share: The share of the block pool that may be registered or quarantined at once.
+        trace_path: Where the runtime writes its trace; None for nowhere.
+        stop_timeout_s: How long shutting down may wait for WRITEs that are under way.
+        policy: Every duration and bound of the protocol.
+    """
+
+    transport: str = "nixl"
+    transport_options: Mapping[str, object] = field(factory=dict)
+    host: str | None = None
+    port: int = 0
+    model: str | None = None
+    weights_epoch: str = "0"
+    advertise_push: bool = True
+    exposed_share: float = 0.5
+    trace_path: Path | None = None
+    stop_timeout_s: float = 5.0
+    policy: Policy = field(factory=Policy)
+
+    def exposed_blocks(self, block_count: int) -> int:
+        """The most blocks of a pool of `block_count` that may be registered or quarantined."""
+        return max(1, int(block_count * self.exposed_share))
+
+
+def read_options(extra: Mapping[str, object]) -> Options:
+    """`kv_connector_extra_config` as `Options`.
+
+    Raises:
+        ConfigurationError: An option is unknown or wrong. Names it, and the closest valid ones.
+    """
+    own = {each.name for each in fields(Options)} - {"policy"}
+    valid = sorted(own | set(POLICY_OPTIONS))
+    policy: dict[str, int] = {}
+    values: dict[str, object] = {}
+    for name, value in extra.items():
+        if name in POLICY_OPTIONS:
+            policy[POLICY_OPTIONS[name]] = _policy_value(name, value)
+        elif name in own:
+            values[name] = _READERS[name](name, value)
+        else:
+            close = difflib.get_close_matches(str(name), valid, n=3, cutoff=0.5) or valid
+            raise ConfigurationError(
+                f"kv_connector_extra_config.{name}", value, "one of: " + ", ".join(close)
+            )
+    return Options(**values, policy=Policy(**policy))  # type: ignore[arg-type]
+
+
+def _policy_value(name: str, value: object) -> int:
+    if name.endswith("_s"):
+        return seconds(_number(name, value, least=0.001, most=86_400.0))
+    return _integer(name, value, most=1 << 40)
+
+
+def _text(name: str, value: object) -> str:
+    if isinstance(value, str) and value and value.isprintable():
+        return value
+    raise ConfigurationError(name, value, "a string")
+
+
+def _epoch(name: str, value: object) -> str:
+    """An epoch may be counted: 3 and "3" are the same one."""
+    return str(value) if type(value) is int else _text(name, value)
+
+
+def _boolean(name: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise ConfigurationError(name, value, "true or false")
+
+
+def _integer(name: str, value: object, most: int) -> int:
+    if type(value) is int and 0 <= value <= most:
+        return value
+    raise ConfigurationError(name, value, f"an integer from 0 to {most}")
+
+
+def _number(name: str, value: object, least: float, most: float) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most:
+        return float(value)
+    raise ConfigurationError(name, value, f"a number from {least:g} to {most:g}")
+
+
+def _mapping(name: str, value: object) -> Mapping[str, object]:
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return dict(value)
+    raise ConfigurationError(name, value, "an object of named options")
+
+
+_READERS: dict[str, Callable[[str, object], object]] = {
+    "transport": _text,
+    "transport_options": _mapping,
+    "host": _text,
+    "port": lambda name, value: _integer(name, value, most=65_535),
+    "model": _text,
+    "weights_epoch": _epoch,
+    "advertise_push": _boolean,
+    "exposed_share": lambda name, value: _number(name, value, least=0.01, most=1.0),
+    "trace_path": lambda name, value: Path(_text(name, value)),
+    "stop_timeout_s": lambda name, value: _number(name, value, least=0.0, most=3_600.0),
+}

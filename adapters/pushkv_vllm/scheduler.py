@@ -1,0 +1,378 @@
+"""The scheduler half: turns vLLM's hooks into events, and reports into what vLLM may be told.
+
+Runs on EngineCore's scheduler thread alone; no hook blocks. It decides nothing about a transfer:
+the core does. It keeps three books: `Ledger` (what vLLM was told about each receiving request),
+`Pins` of destination blocks by attempt and `Pins` of source blocks by transfer.
+
+Three decisions and their reasons:
+
+* **Pins instead of delayed frees.** `request_finished` never asks vLLM to keep a request's blocks:
+  a reference of our own in the block pool does. So nothing ever has to come back as
+  `finished_sending`, whose unknown ids are fatal; vLLM forgets the request at once; and an engine
+  with nothing but pinned sources sleeps instead of stepping until they are free.
+* **Reports are taken when the engine does something**, never by waking it. A sleeping engine needs
+  no blocks; whatever wakes it calls `on_new_request` or `build_connector_meta` before it allocates
+  any (in two processes reports come with a step's output, so that costs one more step).
+* **Ids to report travel with the step's metadata** and come back with its output. So what a worker
+  reports is decided here, in one place, whatever the number of workers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import frozen
+from vllm.v1.request import RequestStatus
+
+from pushkv.core.effects import (
+    BlocksReleased,
+    Delivered,
+    NotDelivered,
+    ProducerAddress,
+    Report,
+    RetryDue,
+    SourceReleased,
+)
+from pushkv.core.errors import RemoteProtocolError
+from pushkv.core.events import Arrived, Cancelled, Computed, Offered, PrefillAborted
+from pushkv.core.ids import Blocks, TransferId
+
+from .blocks import Admission, BlockPool, Pins, admit
+from .channel import Channel, Direct, Endpoint, Relay, StepMetadata, StepReports, find_bridge
+from .config import Options
+from .identity import RequestName, prompt_digest, read_name, transfer_id
+from .ledger import Entry, Ledger, Parting, Phase
+from .log import logger
+from .params import ConsumerLeg, ProducerLeg, read_params
+
+__all__ = ["SchedulerHalf", "Shape"]
+
+COMPLETED = frozenset({RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED})
+"""A prefill that ended like this has computed all of its prompt."""
+
+
+@frozen
+class Shape:
+    """What the scheduler half must know of the engine.
+
+    Attributes:
+        produces: Whether the engine may prefill for others.
+        consumes: Whether the engine may decode what others prefilled.
+        groups: Indices of the KV cache groups that are transferred.
+        block_tokens: Tokens per block of each of `groups`.
+        block_count: Blocks in the pool.
+        randomized: Whether vLLM appends random digits to request ids.
+    """
+
+    produces: bool
+    consumes: bool
+    groups: tuple[int, ...]
+    block_tokens: tuple[int, ...]
+    block_count: int
+    randomized: bool
+
+
+@frozen
+class Source:
+    """A request that is prefilled here for another engine.
+
+    Attributes:
+        given: The transfer id without the indices of prompt and sample, for the response.
+        repeated: Another request holds, or will hold, the very same KV under this transfer.
+    """
+
+    transfer: TransferId
+    given: str
+    repeated: bool
+
+
+class SchedulerHalf:
+    """See the module. Every method is called by `PushKVConnector` on the scheduler's thread.
+
+    Args:
+        options: The engine's options.
+        shape: The engine's shape.
+    """
+
+    def __init__(self, options: Options, shape: Shape) -> None:
+        self.options = options
+        self.shape = shape
+        self.budget = options.exposed_blocks(shape.block_count)
+        self.ledger = Ledger()
+        self.counts: Counter[str] = Counter()
+        self.channel: Channel = Relay()
+        self._endpoint: Endpoint | None = None
+        self._destinations: Pins[int] | None = None
+        self._sources: Pins[TransferId] | None = None
+        self._prefills: dict[str, Source] = {}
+        self._held: dict[TransferId, bytes] = {}
+
+    # -- set-up
+
+    def bind_pool(self, pool: BlockPool) -> None:
+        """VLLM's block pool exists."""
+        self._destinations, self._sources = Pins(pool), Pins(pool)
+
+    def meet(self, endpoint: Endpoint) -> None:
+        """The worker's runtime runs; before the first request."""
+        self._endpoint = endpoint
+        bridge = find_bridge(endpoint.incarnation)
+        if bridge is not None:
+            self.channel = Direct(bridge)
+
+    @property
+    def destinations(self) -> Pins[int]:
+        """Pinned destination blocks, by attempt."""
+        assert self._destinations is not None, "bind_gpu_block_pool was not called"
+        return self._destinations
+
+    @property
+    def sources(self) -> Pins[TransferId]:
+        """Pinned source blocks, by transfer."""
+        assert self._sources is not None, "bind_gpu_block_pool was not called"
+        return self._sources
+
+    # -- requests come
+
+    def on_new_request(self, request: Any) -> None:
+        """A request enters the scheduler. Bad parameters cost it its transfer, and nobody else."""
+        self.take_reports()
+        if request.kv_transfer_params is None:
+            return
+        try:
+            leg = read_params(request.kv_transfer_params)
+            if isinstance(leg, ProducerLeg):
+                self._expect_prefill(request, leg)
+            elif isinstance(leg, ConsumerLeg):
+                self._want(request, leg)
+        except RemoteProtocolError as error:
+            self._local(request.request_id, "bad kv_transfer_params", str(error))
+
+    def _expect_prefill(self, request: Any, leg: ProducerLeg) -> None:
+        if not self.shape.produces:
+            raise RemoteProtocolError("do_remote_decode", True, "false at a kv_consumer")
+        if request.resumable:
+            raise RemoteProtocolError("do_remote_decode", True, "false for a streaming prompt")
+        name = read_name(request.request_id, randomized=self.shape.randomized)
+        digest = prompt_digest(request)
+        transfer = transfer_id(leg.transfer_id, name, digest)
+        known = self._held.get(transfer)
+        if known not in (None, digest):
+            raise RemoteProtocolError("transfer_id", transfer, "one that no other prompt uses")
+        given = leg.transfer_id or transfer_id(None, RequestName(name.base), digest)
+        self._prefills[request.request_id] = Source(transfer, given, repeated=known is not None)
+        if known is None:
+            self._held[transfer] = digest
+            self.channel.submit(Arrived(transfer, digest))
+
+    def _want(self, request: Any, leg: ConsumerLeg) -> None:
+        if not self.shape.consumes:
+            raise RemoteProtocolError("do_remote_prefill", True, "false at a kv_producer")
+        if request.resumable:
+            raise RemoteProtocolError("do_remote_prefill", True, "false for a streaming prompt")
+        own = read_name(request.request_id, randomized=self.shape.randomized)
+        name = RequestName(leg.request_id or own.base, own.prompt, own.sample)
+        digest = prompt_digest(request)
+        transfer = transfer_id(leg.transfer_id, name, digest)
+        if not self.ledger.takes(transfer):
+            raise RemoteProtocolError("transfer_id", transfer, "one that no live request uses")
+        self.ledger.add(
+            Entry(
+                request_id=request.request_id,
+                transfer=transfer,
+                producer=ProducerAddress(leg.host, leg.port, engine=leg.engine),
+                digest=digest,
+                tokens=request.num_prompt_tokens,
+            )
+        )
+
+    # -- requests are scheduled
+
+    def matched_tokens(self, request: Any, cached_tokens: int) -> tuple[int | None, bool]:
+        """How many tokens will come from the producer; changes nothing.
+
+        Args:
+            request: vLLM's request.
+            cached_tokens: Tokens whose KV is here already; whole blocks, fewer than the prompt's.
+
+        Returns:
+            The number of tokens, None for "ask again", and whether they come between steps.
+        """
+        entry = self.ledger.get(request.request_id)
+        if entry is None or entry.phase not in (Phase.WANTED, Phase.BACKOFF):
+            return 0, False
+        if entry.phase is Phase.BACKOFF:
+            return None, False
+        remote_tokens = entry.tokens - cached_tokens
+        if remote_tokens <= 0:
+            return 0, False
+        match self._admission(entry, cached_tokens):
+            case Admission.NOW:
+                return remote_tokens, True
+            case Admission.LATER:
+                return None, False
+            case Admission.NEVER:
+                return 0, False
+
+    def _admission(self, entry: Entry, cached_tokens: int) -> Admission:
+        needed = sum(
+            -(-entry.tokens // size) - cached_tokens // size for size in self.shape.block_tokens
+        )
+        pins = self.destinations
+        ending = pins.held_by(self.ledger.running())
+        return admit(needed, pins.held, ending, self.budget)
+
+    def allocated(self, request: Any, blocks: Any, remote_tokens: int) -> None:
+        """Blocks are allocated: pin and offer those that the producer shall fill, at once."""
+        entry = self.ledger.get(request.request_id)
+        if entry is None or entry.phase is not Phase.WANTED:
+            assert remote_tokens == 0, f"{request.request_id} waits for nothing"
+            return
+        if remote_tokens == 0:
+            self.ledger.prefill_here(entry)
+            self._decline(entry)
+            self._local(entry.request_id, "nothing to transfer", "or no room to receive it")
+            return
+        start = entry.tokens - remote_tokens
+        ranges = [
+            blocks.blocks[group][start // size : -(-entry.tokens // size)]
+            for group, size in zip(self.shape.groups, self.shape.block_tokens, strict=True)
+        ]
+        attempt = self.ledger.offer(entry)
+        self.destinations.pin(attempt, (block for group in ranges for block in group))
+        self.channel.submit(
+            Offered(
+                transfer=entry.transfer,
+                attempt=attempt,
+                producers=(entry.producer,),
+                blocks=tuple(tuple(block.block_id for block in group) for group in ranges),
+                start=start,
+                end=entry.tokens,
+                prompt_digest=entry.digest,
+                failures=entry.failures,
+            )
+        )
+
+    def _decline(self, entry: Entry) -> None:
+        """Ask for no tokens at all: else the producer holds them until its time is over."""
+        self.channel.submit(
+            Offered(
+                transfer=entry.transfer,
+                attempt=self.ledger.number(),
+                producers=(entry.producer,),
+                blocks=tuple(() for _ in self.shape.groups),
+                start=entry.tokens,
+                end=entry.tokens,
+                prompt_digest=entry.digest,
+            )
+        )
+
+    def step_metadata(self) -> StepMetadata:
+        """What the workers get with this step."""
+        self.take_reports()
+        due = self.ledger.drain()
+        channel = self.channel
+        return StepMetadata(channel.outgoing(), due.finished, due.failed, channel.relayed)
+
+    def step_output(self, reports: object) -> None:
+        """What a step's output brought from the workers."""
+        if isinstance(reports, StepReports) and isinstance(self.channel, Relay):
+            self.channel.receive(reports.reports)
+            self.take_reports()
+
+    def pending(self) -> bool:
+        """Whether the engine must step once more: only to carry events to another process."""
+        return self.channel.pending()
+
+    # -- requests end
+
+    def finished(self, request: Any, blocks: Sequence[Sequence[int]]) -> dict[str, Any] | None:
+        """VLLM is done with the request, whatever became of it, and frees its blocks next.
+
+        Args:
+            request: vLLM's request.
+            blocks: Ids of its computed blocks, for each KV cache group of the engine.
+
+        Returns:
+            What the response tells the router about a prefill.
+        """
+        entry, parting = self.ledger.finished(request.request_id)
+        if entry is not None and parting is Parting.CANCEL:
+            self.channel.submit(Cancelled(entry.transfer))
+        elif entry is not None and parting is Parting.DECLINE:
+            self._decline(entry)
+        source = self._prefills.pop(request.request_id, None)
+        if source is None:
+            return None
+        tokens = request.num_prompt_tokens
+        computed = request.status in COMPLETED and request.num_computed_tokens >= tokens
+        if not source.repeated:
+            if computed:
+                self._hold(source.transfer, tokens, blocks)
+            else:
+                self.channel.submit(PrefillAborted(source.transfer))
+        return self._response(request, source) if computed else None
+
+    def _hold(self, transfer: TransferId, tokens: int, blocks: Sequence[Sequence[int]]) -> None:
+        """The prompt's KV is complete: keep it until no WRITE reads it and none will."""
+        held = self._prompt_blocks(blocks, tokens)
+        pool = self.sources.pool
+        self.sources.pin(transfer, (pool.blocks[number] for group in held for number in group))
+        self.channel.submit(Computed(transfer, tokens, held, final=True))
+
+    def _prompt_blocks(self, blocks: Sequence[Sequence[int]], tokens: int) -> Blocks:
+        return tuple(
+            tuple(blocks[group][: -(-tokens // size)])
+            for group, size in zip(self.shape.groups, self.shape.block_tokens, strict=True)
+        )
+
+    def _response(self, request: Any, source: Source) -> dict[str, Any] | None:
+        endpoint = self._endpoint
+        if endpoint is None:
+            return None
+        response: dict[str, Any] = {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_engine_id": endpoint.engine,
+            "remote_request_id": request.request_id,
+            "remote_host": endpoint.host,
+            "remote_port": endpoint.port,
+            "remote_num_tokens": request.num_prompt_tokens,
+            "tp_size": 1,
+            "pp_size": 1,
+            "transfer_id": source.given,
+        }
+        if self.options.advertise_push:
+            response["transfer_mode"] = "push"
+        return response
+
+    # -- reports
+
+    def take_reports(self) -> None:
+        """Act on what the runtime reported."""
+        for report in self.channel.take():
+            self._apply(report)
+
+    def _apply(self, report: Report) -> None:
+        match report:
+            case Delivered():
+                self.ledger.delivered(report)
+            case NotDelivered():
+                entry = self.ledger.not_delivered(report)
+                if entry is not None:
+                    what = "transfer failed, retrying" if report.retry else "transfer failed"
+                    self._local(entry.request_id, what, report.reason)
+            case RetryDue():
+                self.ledger.retry_due(report)
+            case BlocksReleased():
+                self.destinations.unpin(report.attempt)
+            case SourceReleased():
+                self._held.pop(report.transfer, None)
+                self.sources.unpin(report.transfer)
+
+    def _local(self, request_id: str, what: str, why: str) -> None:
+        """A request goes on without its transfer, or without this attempt at it."""
+        self.counts[what] += 1
+        logger.warning("pushkv: request %s: %s (%s)", request_id, what, why)
