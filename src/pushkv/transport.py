@@ -57,8 +57,8 @@ class WriteOutcome(StrEnum):
 class Permit:
     """How long WRITEs may be posted over one link; one writer, read from any thread.
 
-    The runtime moves `until_ns` when a GRANT comes and sets it to 0 when the link ends (R11). Whoever
-    posts asks `allows` immediately before each post (R5).
+    The runtime moves `until_ns` when a GRANT comes and sets it to 0 when the link ends (R11).
+    Whoever posts asks `allows` immediately before each post (R5).
     """
 
     __slots__ = ("until_ns",)

@@ -221,14 +221,18 @@ class PermitGranted:
 
 @frozen
 class PermitEnded:
-    """Nothing may be posted over `epoch` any more (R11)."""
+    """Nothing may be posted over `epoch` to `peer` any more (R11)."""
 
     epoch: Epoch
+    peer: Worker
 
 
 @frozen
 class PeerJoined:
-    """A peer's HELLO was accepted; the transport may now learn its memory."""
+    """A consumer's HELLO was accepted: the transport may learn its memory.
+
+    One `PermitEnded` follows, when the link ends.
+    """
 
     peer: Worker
     hello: Hello

@@ -107,7 +107,7 @@ def _finish(state: Link, status: LinkStatus, now: Instant, rules: Rules) -> Resu
     fence = rule.fence(state.last_grant, rules.policy.lease) if state.grants else None
     effects: tuple[Effect, ...] = (LinkDown(state.epoch, state.peer, fence),)
     if not state.grants:
-        effects = (PermitEnded(state.epoch), *effects)
+        effects = (PermitEnded(state.epoch, state.peer), *effects)
     state = replace(state, status=status, stamps=(), last_grant=None, timer_at=FOREVER)
     return state, effects
 

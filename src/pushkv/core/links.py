@@ -213,13 +213,12 @@ class Links:
         else:
             key = peer
             epoch = Epoch(theirs.nonce, connection.nonce)
-            effects.append(Transmit(number, ours))
+            effects += [Transmit(number, ours), PeerJoined(peer, theirs)]
             if key not in self.store.states:
                 self._machines.put(self.store, key, link_machine.accepting(self.incarnation))
         connection.key = key
         older = self._current.get(key)
         self._current[key] = number
-        effects.append(PeerJoined(peer, theirs))
         effects += self._step(key, Opened(epoch, peer), now)
         if older is not None and older != number:
             effects.append(Hangup(older))

@@ -74,6 +74,10 @@ class Sending:
         self._over: dict[ProducerKey, None] = {}
         self._floors: dict[Worker, int] = {}
 
+    def transfers(self) -> tuple[TransferId, ...]:
+        """The transfers whose source blocks are not released yet."""
+        return tuple(self._sources)
+
     # -- the engine
 
     def engine(self, event: ProducerEvent, now: Instant) -> list[Effect]:

@@ -1,1 +1,1 @@
-"""What the endpoint did, as records and counters."""
+"""What can be seen of a running endpoint: counters and a trace of its steps."""

@@ -1,1 +1,7 @@
-"""Drives the core: one task owns the endpoint and its transport."""
+"""Drives the core in a thread of its own: channel, transport, clock, the engine's bridge."""
+
+from .bridge import Bridge
+from .config import RuntimeConfig, new_incarnation
+from .runtime import Runtime
+
+__all__ = ["Bridge", "Runtime", "RuntimeConfig", "new_incarnation"]

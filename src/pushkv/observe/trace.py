@@ -1,0 +1,72 @@
+"""A trace of every step as lines of JSON: what came in, which row fired, what came out.
+
+Times are nanoseconds of the system-wide monotonic clock, so that the traces of engines on one host
+can be laid side by side.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from pushkv.core.ids import Worker
+from pushkv.core.machines import StepRecord
+from pushkv.transport import Completion
+
+__all__ = ["TraceWriter"]
+
+
+class TraceWriter:
+    """Writes one endpoint's trace. One thread; writes are buffered until `flush`."""
+
+    def __init__(self, path: Path, worker: Worker) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: IO[bytes] = path.open("ab")
+        self._encode = msgspec.json.Encoder(enc_hook=_plain).encode
+        self._write({"kind": "start", "worker": worker})
+
+    def step(self, record: StepRecord) -> None:
+        """One step of one machine."""
+        self._write(
+            {
+                "kind": "step",
+                "t": record.now,
+                "machine": record.machine,
+                "key": record.key,
+                "event": _tagged(record.event),
+                "row": record.row.name,
+                "from": getattr(record.before, "status", ""),
+                "to": getattr(record.after, "status", ""),
+                "effects": [_tagged(effect) for effect in record.effects],
+            }
+        )
+
+    def completion(self, now: int, completion: Completion) -> None:
+        """One WRITE's end, with the bytes it moved."""
+        self._write({"kind": "write", "t": now, **msgspec.to_builtins(completion)})
+
+    def counted(self, now: int, cause: str, detail: str) -> None:
+        """Something was dropped, refused or survived."""
+        self._write({"kind": "counted", "t": now, "cause": cause, "detail": detail})
+
+    def flush(self) -> None:
+        """Hand what is buffered to the system."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._file.close()
+
+    def _write(self, line: dict[str, object]) -> None:
+        self._file.write(self._encode(line) + b"\n")
+
+
+def _tagged(value: object) -> dict[str, object]:
+    built = msgspec.to_builtins(value, enc_hook=_plain)
+    return {"type": type(value).__name__, **(built if isinstance(built, dict) else {})}
+
+
+def _plain(value: object) -> object:
+    raise NotImplementedError(f"{type(value).__name__} has no place in a trace")

@@ -1,0 +1,207 @@
+"""The driver: everything that happens goes into one endpoint, and what it wants done is done.
+
+Engine events from the bridge, connections and messages from the channel, completions and arrivals
+from the transport, and time all end up here, in order. Between two rings of the bell the loop
+sleeps until the endpoint's next deadline; when nothing is outstanding it costs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable
+
+import anyio
+
+from pushkv.compatibility import compare
+from pushkv.core.effects import (
+    Counted,
+    Dial,
+    Effect,
+    Hangup,
+    LookForArrivals,
+    NotDelivered,
+    PeerJoined,
+    PermitEnded,
+    PermitGranted,
+    PostWrite,
+    Report,
+    Transmit,
+)
+from pushkv.core.endpoint import Endpoint, Identity
+from pushkv.core.errors import LocalProtocolError
+from pushkv.core.events import ArrivalSeen, Cancelled, Event, PrefillAborted, Tick
+from pushkv.core.ids import FOREVER, Instant
+from pushkv.core.messages import Reason
+from pushkv.observe.trace import TraceWriter
+from pushkv.transport import Completion, Transport
+
+from .bridge import Bridge
+from .channel import Channel
+from .config import RuntimeConfig
+from .outbound import Outbound
+from .wakeup import Wakeup
+
+__all__ = ["Loop"]
+
+log = logging.getLogger("pushkv.runtime")
+
+LOUD = frozenset({"hello_refused", "refused_by_peer", "write_failed", "write_unknown", "fenced"})
+"""Causes that an operator should see; the rest is for counters."""
+
+
+class Loop:
+    """Owns one endpoint. All methods belong to the runtime's thread."""
+
+    def __init__(
+        self,
+        config: RuntimeConfig,
+        identity: Identity,
+        transport: Transport,
+        channel: Channel,
+        bridge: Bridge,
+        counters: Counter[str],
+    ) -> None:
+        self._clock = config.clock
+        self._transport = transport
+        self._channel = channel
+        self._bridge = bridge
+        self._counters = counters
+        self._late: deque[Event] = deque()
+        self._outbound = Outbound(config.layout, transport, self._late.append)
+        self._trace: TraceWriter | None = None
+        if config.trace_path is not None:
+            self._trace = TraceWriter(config.trace_path, identity.worker)
+        self._endpoint = Endpoint(
+            identity,
+            config.policy,
+            transport.capabilities,
+            compare,
+            Instant(config.clock()),
+            None if self._trace is None else self._trace.step,
+        )
+
+    async def run(
+        self,
+        wakeup: Wakeup,
+        inbox: deque[Event],
+        stopping: Callable[[], float | None],
+    ) -> bool:
+        """Until stopped; returns whether nothing was left open then."""
+        until: float | None = None
+        while True:
+            wakeup.clear()
+            self._turn(inbox)
+            if self._trace is not None:
+                self._trace.flush()
+            timeout_s = stopping()
+            if timeout_s is not None:
+                if until is None:
+                    until = anyio.current_time() + timeout_s
+                    self._give_up()
+                    continue
+                if self._is_empty() or anyio.current_time() >= until:
+                    return self._is_empty()
+            await self._sleep(wakeup, until)
+
+    async def _sleep(self, wakeup: Wakeup, until: float | None) -> None:
+        deadline = self._endpoint.next_deadline()
+        wait_s = float("inf") if deadline == FOREVER else (deadline - self._clock()) / 1e9
+        if until is not None:
+            wait_s = min(wait_s, until - anyio.current_time())
+        with anyio.move_on_after(max(wait_s, 0)):
+            await wakeup.wait()
+
+    def _turn(self, inbox: deque[Event]) -> None:
+        """Everything that has happened so far."""
+        busy = True
+        while busy:
+            busy = False
+            for event in self._bridge.events():
+                self._happen(event)
+                busy = True
+            for source in (inbox, self._late):
+                while source:
+                    self._happen(source.popleft())
+                    busy = True
+            for news in self._transport.poll():
+                busy = True
+                if isinstance(news, Completion):
+                    if self._trace is not None:
+                        self._trace.completion(self._clock(), news)
+                    self._happen(self._outbound.completed(news))
+                else:
+                    self._happen(ArrivalSeen(news.attempt, news.part, news.token))
+        if self._clock() >= self._endpoint.next_deadline():
+            self._happen(Tick())
+
+    def _happen(self, event: Event) -> None:
+        """One event; what contradicts the contract is logged and harms nothing else."""
+        try:
+            effects = self._endpoint.handle(event, Instant(self._clock()))
+        except LocalProtocolError as error:
+            self._counters["local_protocol_error"] += 1
+            log.exception("%s was not accepted: %s", type(event).__name__, error)
+            return
+        for effect in effects:
+            self._do(effect)
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Transmit():
+                self._channel.send(effect.connection, effect.message)
+            case PostWrite():
+                self._outbound.post(effect)
+            case PermitGranted():
+                self._outbound.granted(effect)
+            case PermitEnded():
+                self._outbound.ended(effect)
+            case PeerJoined():
+                self._outbound.joined(effect)
+            case Dial():
+                self._channel.dial(effect.address)
+            case Hangup():
+                self._channel.hang_up(effect.connection)
+            case LookForArrivals():
+                self._transport.look_for_arrivals(effect.active)
+            case Counted():
+                self._count(effect)
+            case _:
+                assert isinstance(effect, Report), f"{effect!r} left the endpoint"
+                if isinstance(effect, NotDelivered):
+                    self._counters[f"not_delivered_{effect.reason}"] += 1
+                    log.warning(
+                        "transfer %s attempt %d not delivered: %s",
+                        effect.transfer,
+                        effect.attempt,
+                        effect.reason,
+                    )
+                self._bridge.report(effect)
+
+    def _count(self, effect: Counted) -> None:
+        self._counters[effect.cause] += 1
+        log.log(
+            logging.WARNING if effect.cause in LOUD else logging.DEBUG,
+            "%s: %s",
+            effect.cause,
+            effect.detail,
+        )
+        if self._trace is not None:
+            self._trace.counted(self._clock(), effect.cause, effect.detail)
+
+    # -- the end
+
+    def _give_up(self) -> None:
+        """Revoke what was offered, fail what was promised; both drain as ever."""
+        for transfer in {key[0] for key in self._endpoint.receiving.requests.states}:
+            self._happen(Cancelled(transfer, Reason.CLOSED))
+        for transfer in self._endpoint.sending.transfers():
+            self._happen(PrefillAborted(transfer, Reason.CLOSED))
+
+    def _is_empty(self) -> bool:
+        return self._outbound.open_writes == 0 and not self._endpoint.receiving.consumers.states
+
+    def close(self) -> None:
+        """Close the trace."""
+        if self._trace is not None:
+            self._trace.close()

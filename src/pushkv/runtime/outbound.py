@@ -1,0 +1,128 @@
+"""From the core's PostWrite to the transport's Write: peers, permits, addresses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from attrs import define
+
+from pushkv.core.effects import PeerJoined, PermitEnded, PermitGranted, PostWrite
+from pushkv.core.errors import PushKVError
+from pushkv.core.events import WriteClosed
+from pushkv.core.ids import AttemptId, Epoch, Worker
+from pushkv.layout import CacheLayout, block_map, split_memory
+from pushkv.transport import Completion, Permit, Transport, Write
+
+__all__ = ["Outbound"]
+
+log = logging.getLogger("pushkv.runtime")
+
+
+@define
+class _Peer:
+    layout: CacheLayout
+    links: int = 0
+    open: int = 0
+
+
+class Outbound:
+    """Everything this end WRITEs. Owned by the runtime's thread.
+
+    A peer is known to the transport while it has a link or an open WRITE, and forgotten after:
+    what a transport keeps for a peer is not small (NIXL over UCX: connections and descriptors).
+    """
+
+    def __init__(
+        self, layout: CacheLayout, transport: Transport, fail: Callable[[WriteClosed], None]
+    ) -> None:
+        self._layout = layout
+        self._transport = transport
+        self._fail = fail
+        self._peers: dict[Worker, _Peer] = {}
+        self._workers: dict[Epoch, Worker] = {}
+        self._permits: dict[Epoch, Permit] = {}
+        self._open: dict[tuple[AttemptId, int], Worker] = {}
+
+    @property
+    def open_writes(self) -> int:
+        """WRITEs posted and not completed."""
+        return len(self._open)
+
+    def joined(self, effect: PeerJoined) -> None:
+        """A consumer's memory is known; it may be one we know already, over a newer link."""
+        try:
+            layout, memory = split_memory(effect.hello.memory)
+        except PushKVError as error:
+            log.warning("memory of %s cannot be used: %s", effect.peer.engine, error)
+            return
+        peer = self._peers.setdefault(effect.peer, _Peer(layout))
+        peer.layout = layout
+        peer.links += 1
+        self._transport.add_peer(effect.peer, memory)
+
+    def granted(self, effect: PermitGranted) -> None:
+        """R4: the permit of this link runs until then."""
+        self._permits.setdefault(effect.epoch, Permit()).until_ns = effect.until
+
+    def ended(self, effect: PermitEnded) -> None:
+        """R11: whatever is still on its way to the transport is refused there."""
+        permit = self._permits.pop(effect.epoch, None)
+        if permit is not None:
+            permit.until_ns = 0
+        peer = self._peers.get(effect.peer)
+        if peer is not None:
+            peer.links -= 1
+            self._tidy(effect.peer)
+
+    def post(self, effect: PostWrite) -> None:
+        """Order a WRITE; one that cannot be made is over before it began."""
+        attempt = effect.attempt
+        worker = Worker(attempt.consumer, attempt.consumer_incarnation, attempt.consumer_rank)
+        peer = self._peers.get(worker)
+        if peer is None:
+            self._fail(WriteClosed(attempt, effect.part.number, "failed", "unknown peer memory"))
+            return
+        try:
+            source, destination = block_map(
+                self._layout,
+                peer.layout,
+                effect.source,
+                0,
+                effect.destination,
+                effect.destination_start,
+                effect.part.start,
+                effect.part.end,
+            )
+        except PushKVError as error:
+            self._fail(WriteClosed(attempt, effect.part.number, "failed", str(error)))
+            return
+        permit = self._permits.setdefault(effect.epoch, Permit())
+        self._open[attempt, effect.part.number] = worker
+        peer.open += 1
+        self._transport.post(
+            Write(
+                peer=worker,
+                attempt=attempt,
+                part=effect.part.number,
+                arrival_token=effect.arrival_token,
+                source=source,
+                destination=destination,
+                permit=permit,
+            )
+        )
+
+    def completed(self, completion: Completion) -> WriteClosed:
+        """The transport is done with a WRITE."""
+        worker = self._open.pop((completion.attempt, completion.part), None)
+        if worker is not None:
+            self._peers[worker].open -= 1
+            self._tidy(worker)
+        outcome = str(completion.outcome)
+        return WriteClosed(completion.attempt, completion.part, outcome, completion.cause)
+
+    def _tidy(self, worker: Worker) -> None:
+        peer = self._peers[worker]
+        if peer.links == 0 and peer.open == 0:
+            del self._peers[worker]
+            self._transport.remove_peer(worker)
