@@ -93,12 +93,16 @@ class Channel:
         for other in others:
             await other.aclose()
         self._listener = listener
-        tasks.start_soon(self._serve, listener)
+        tasks.start_soon(self._serve, listener, tasks)
         return int(listener.extra(anyio.abc.SocketAttribute.local_port))  # noqa: S610 (not Django)
 
-    async def _serve(self, listener: anyio.abc.Listener[anyio.abc.SocketStream]) -> None:
+    async def _serve(
+        self,
+        listener: anyio.abc.Listener[anyio.abc.SocketStream],
+        tasks: anyio.abc.TaskGroup,
+    ) -> None:
         try:
-            await listener.serve(self._accepted)
+            await listener.serve(self._accepted, tasks)
         except anyio.ClosedResourceError:
             return
 

@@ -1,1 +1,1 @@
-"""For authors of transports and adapters: conformance tests and a small engine."""
+"""For tests and for those who build on pushkv: strategies, and an engine small enough to read."""
