@@ -25,10 +25,12 @@ from pushkv.core.messages import (
     Revoked,
     Unproven,
 )
+from pushkv.layout import CacheGroup, CacheLayout, CacheRegion
 
 __all__ = [
     "attempts",
     "blocks",
+    "cache_layouts",
     "durations",
     "hellos",
     "messages",
@@ -162,4 +164,35 @@ def messages() -> st.SearchStrategy[Message]:
         st.builds(Grant, unsigned(), durations(), incarnations, incarnations),
         hellos(),
         st.builds(Refused, names(256), words, words),
+    )
+
+
+def cache_layouts(groups: int = 3, regions: int = 4) -> st.SearchStrategy[CacheLayout]:
+    """Layouts of up to `groups` groups of up to `regions` regions each, at made-up addresses."""
+    region = st.integers(1, 2**20).flatmap(
+        lambda block_bytes: st.builds(
+            CacheRegion,
+            address=st.integers(0, 2**48),
+            block_bytes=st.just(block_bytes),
+            block_count=st.integers(1, 2**20),
+            device=st.integers(-1, 8),
+            block_stride_bytes=st.just(block_bytes) | st.integers(block_bytes, 2**21),
+        )
+    )
+    group = st.builds(
+        CacheGroup,
+        block_tokens=st.integers(1, 1_024),
+        regions=st.lists(region, min_size=1, max_size=regions).map(tuple),
+    )
+    return st.integers(1, 8).flatmap(
+        lambda size: st.builds(
+            CacheLayout,
+            groups=st.lists(group, min_size=1, max_size=groups).map(tuple),
+            dtype=names(64),
+            kv_layout=names(64),
+            tensor_parallel_size=st.just(size),
+            tensor_parallel_rank=st.integers(0, size - 1),
+            pipeline_parallel_size=st.just(size),
+            pipeline_parallel_rank=st.integers(0, size - 1),
+        )
     )
