@@ -171,9 +171,10 @@ def _attempt_message(tag: int, cls: type[Any], **rest: Kind) -> tuple[type[Any],
     kinds = [*_ATTEMPT.values(), *rest.values()]
     get = attrgetter(*flat)
     first = len(_ATTEMPT)
+    make: Callable[..., Message] = cls
 
     def build(values: _Values) -> Message:
-        return cls(AttemptId(*values[:first]), *values[first:])  # type: ignore[no-any-return]
+        return make(AttemptId(*values[:first]), *values[first:])
 
     def build_register(values: _Values) -> Message:
         _check_register(values)
@@ -181,7 +182,7 @@ def _attempt_message(tag: int, cls: type[Any], **rest: Kind) -> tuple[type[Any],
 
     def build_verdict(values: _Values) -> Message:
         parts = _parts_of(name, values[first])
-        return cls(AttemptId(*values[:first]), parts, *values[first + 1 :])  # type: ignore[no-any-return]
+        return make(AttemptId(*values[:first]), parts, *values[first + 1 :])
 
     def verdict_values(message: Message) -> _Values:
         values: _Values = get(message)
@@ -202,6 +203,7 @@ def _link_message(tag: int, cls: type[Any], **kinds: Kind) -> tuple[type[Any], _
     """The codec of a message that concerns the link."""
     name = cls.__name__.lower()
     names = [each.name for each in fields(cls)]
+    make: Callable[..., Message] = cls
     place = names.index("directory") if "directory" in names else None
 
     def values(message: Message) -> _Values:
@@ -213,7 +215,7 @@ def _link_message(tag: int, cls: type[Any], **kinds: Kind) -> tuple[type[Any], _
 
     def build(values: _Values) -> Message:
         if place is None:
-            return cls(*values)  # type: ignore[no-any-return]
+            return make(*values)
         hello: messages.Hello = cls(
             *values[:place],
             tuple(RankAddress(*each) for each in values[place]),
