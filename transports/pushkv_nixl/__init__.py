@@ -1,1 +1,52 @@
-"""The transport over NIXL."""
+"""pushkv's transport over NVIDIA NIXL: UCX, and in principle LIBFABRIC.
+
+NIXL is imported when a `NixlTransport` is made, never when this package is; torch is never
+imported. Memory is given as addresses (`pushkv.transport.Region`), or as tensors through
+`regions_of`.
+
+Threads
+    One thread per transport owns the NIXL agent, from creation to end; NIXL adds its own progress
+    thread, which waits for events (`progress_delay_us` ≥ 1; at 0 it would spin a core). While no
+    WRITE is open and nobody looks for arrivals, the owner sleeps; every 5 s it fetches
+    notifications that nobody looked for, because NIXL keeps them without bound. Calls into the
+    transport put an order into a queue; `poll` drains a deque.
+
+A WRITE
+    is cut into pieces of at most 1024 descriptors and 64 MiB. Before each the permit is asked
+    (R5) and after it, with a known `write_bound`, the clock: a post that took longer is UNKNOWN.
+    Each piece has its own handle and its own notification, which names the attempt in full (R9),
+    the part, its token, and which piece of how many it is; the receiver reports an arrival when
+    it has all of them. A handle is polled until NIXL calls it over, and is never released before.
+    A WRITE of no bytes is DONE; it posts nothing and nothing arrives.
+
+What is promised, and why
+    ``done_means_visible``: over UCX DONE follows the flush of the endpoint; over LIBFABRIC it
+    says only that the source may be reused. ``write_bound`` and ``death_bound`` are None unless
+    the deployer gives them: NIXL cannot cancel, a stopped process posts late, and UCX chooses the
+    lane. Over cma the writer's own CPU copies, so its death ends it; bytes in TCP's buffers or on
+    an RDMA network outlive it. ``reaches_successor``: over UCX no; a successor has other keys and
+    another connection, and WRITEs to the old one end in an error. (cma names a process by its
+    number within one pid namespace; the numbers would have to wrap around under a live
+    connection.) ``shared_memory``: yes, unless ``UCX_TLS`` names transports and none of them is
+    cma, knem, xpmem, sysv, posix or cuda_ipc.
+
+Limits
+    * Deregistering memory fences nobody: over cma and TCP, WRITEs still land. `close` returning
+      True says that *our* WRITEs are over, not those of peers into our memory.
+    * UCX leaks one file descriptor per connection made anew. A lost peer is connected again by
+      `add_peer`, or by the next WRITE to it, at most once a second; `ulimit -n` bounds the number
+      of reconnects, not that of transfers.
+    * LIBFABRIC allows 255 peers in an agent's life, and some of its calls never return when a
+      peer dies: the owning thread then hangs, `close` reports what was open as UNKNOWN and
+      returns False. This backend is not exercised by the tests.
+    * A lost connection is reported only to the side that writes.
+    * Peers are trusted with their own metadata: a digest catches damage, but NIXL aborts the
+      process on some malformed metadata that is well wrapped. It comes over the authenticated
+      channel alone.
+    * A process that does not `close` does so at exit, for at most two seconds.
+"""
+
+from .tensors import regions_of
+from .transport import NixlTransport
+
+__all__ = ["NixlTransport", "regions_of"]

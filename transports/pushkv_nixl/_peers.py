@@ -1,0 +1,167 @@
+"""The peers an agent knows, and whether it can WRITE to them. Used by the agent's thread alone."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from attrs import define
+
+from pushkv.core.errors import RemoteProtocolError
+from pushkv.core.ids import Worker
+
+from ._codec import Memory, agent_name, decode_memory
+from ._library import Agent, NixlError
+
+__all__ = ["Peer", "Peers"]
+
+_log = logging.getLogger("pushkv.nixl")
+
+_RECONNECT_NS = 1_000_000_000
+"""Shortest time between two connections to one peer: each costs UCX a file descriptor for good."""
+
+
+@define(eq=False)
+class Peer:
+    """One peer.
+
+    Attributes:
+        memory: What it told us; None where that was not usable.
+        cause: Why nothing can be written to it; "" where something can.
+        loaded: Whether NIXL knows it.
+        lost: Whether its connection failed and must be made anew.
+        leaving: Whether it is to be forgotten once its last handle is over.
+        handles: Posted handles that write to it.
+        connect_after_ns: Not before this instant (monotonic) is it connected again.
+    """
+
+    worker: Worker
+    data: bytes
+    memory: Memory | None = None
+    cause: str = ""
+    loaded: bool = False
+    lost: bool = False
+    leaving: bool = False
+    handles: int = 0
+    connect_after_ns: int = 0
+
+    @property
+    def agent(self) -> str:
+        """The name of its NIXL agent."""
+        return agent_name(self.worker)
+
+
+class Peers:
+    """All peers of one agent, by worker: an incarnation is a peer of its own (R9)."""
+
+    def __init__(self, agent: Agent, library: str, backend: str) -> None:
+        self._agent = agent
+        self._library = library
+        self._backend = backend
+        self._peers: dict[Worker, Peer] = {}
+
+    def add(self, worker: Worker, data: bytes) -> None:
+        """Learn a peer, or learn it anew. What is wrong with it becomes the cause of its WRITEs."""
+        known = self._peers.get(worker)
+        if known is not None and known.loaded and known.data == data:
+            known.leaving = False
+            if known.lost:
+                known.connect_after_ns = 0
+            return
+        if known is not None and known.loaded:
+            if known.handles:
+                _log.warning("%s changed its memory while WRITEs to it are open: refused", worker)
+                known.cause = "the peer changed its memory while WRITEs to it were open"
+                return
+            self._unload(known)
+        peer = self._peers[worker] = Peer(worker, data)
+        self._load(peer)
+
+    def remove(self, worker: Worker) -> None:
+        """Forget a peer, once its last handle is over."""
+        peer = self._peers.get(worker)
+        if peer is not None:
+            peer.leaving = True
+            self.settle(peer)
+
+    def settle(self, peer: Peer) -> None:
+        """Forget a leaving peer whose last handle is over."""
+        if peer.leaving and not peer.handles:
+            self._unload(peer)
+            if self._peers.get(peer.worker) is peer:
+                del self._peers[peer.worker]
+
+    def find(self, worker: Worker) -> Peer | str:
+        """The peer, or why there is none to WRITE to."""
+        peer = self._peers.get(worker)
+        if peer is None or peer.leaving:
+            return f"unknown peer {worker}: nothing was posted"
+        return peer
+
+    def usable(self, peer: Peer) -> str:
+        """Why no WRITE can be posted to `peer` now; "" where one can. Reconnects a lost peer."""
+        if peer.leaving:
+            return "the peer was removed"
+        if peer.lost and not peer.handles and time.monotonic_ns() >= peer.connect_after_ns:
+            self._unload(peer)
+            self._load(peer)
+        if peer.lost:
+            return "the connection to the peer is lost and not yet made anew"
+        return peer.cause
+
+    def lose(self, peer: Peer) -> None:
+        """Note that the connection to `peer` failed. NIXL itself would fail from now on."""
+        if not peer.lost:
+            peer.lost = True
+            peer.connect_after_ns = time.monotonic_ns() + _RECONNECT_NS
+
+    def forget_all(self) -> None:
+        """Disconnect every peer: one that vanishes unsaid may leave a peer's queue pair broken."""
+        for peer in self._peers.values():
+            self._unload(peer)
+        self._peers.clear()
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def _load(self, peer: Peer) -> None:
+        peer.cause = self._try_to_load(peer)
+        peer.lost = False
+        if peer.cause:
+            _log.warning("no WRITE to %s is possible: %s", peer.worker, peer.cause)
+
+    def _try_to_load(self, peer: Peer) -> str:
+        try:
+            memory = decode_memory(peer.data)
+        except RemoteProtocolError as error:
+            return f"its memory description is not usable: {error}"
+        for name, ours, theirs in (
+            # Metadata of another version has been seen to end the peer's process.
+            ("NIXL version", self._library, memory.library),
+            ("backend", self._backend, memory.backend),
+            ("agent", peer.agent, memory.agent),
+        ):
+            if ours != theirs:
+                return f"{name} {theirs!r} does not fit: expected {ours!r}"
+        try:
+            loaded = self._agent.load(memory.metadata)
+        except NixlError as error:
+            self._forget(peer.agent)  # NIXL may keep half of what it refused
+            return f"NIXL does not take its metadata: {error}"
+        if loaded != peer.agent:
+            self._forget(loaded)
+            return f"its metadata names agent {loaded!r}: expected {peer.agent!r}"
+        peer.memory = memory
+        peer.loaded = True
+        return ""
+
+    def _unload(self, peer: Peer) -> None:
+        if peer.loaded:
+            peer.loaded = False
+            self._forget(peer.agent)
+
+    def _forget(self, name: str) -> None:
+        try:
+            self._agent.forget(name)
+        except NixlError as error:
+            _log.debug("NIXL did not forget %s: %s", name, error)

@@ -1,0 +1,276 @@
+"""The transport itself: options, capabilities, and hand-over to the thread that owns the agent."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import final
+
+from pushkv.core.capabilities import Capabilities
+from pushkv.core.errors import ConfigurationError, TransportError
+from pushkv.core.ids import Duration, Worker, seconds
+from pushkv.transport import Arrival, Completion, Region, Write, WriteOutcome
+
+from ._fabric import open_rdma_devices, present_rdma_devices, ucx_fabric
+from ._library import load_library
+from ._loop import CLOSED, AgentThread, Setup
+from ._outbox import Outbox
+from ._regions import RegionTable
+
+__all__ = ["NixlTransport"]
+
+_log = logging.getLogger("pushkv.nixl")
+
+_BACKENDS = ("UCX", "LIBFABRIC")
+
+_PROGRESS_DELAY_US = {"UCX": 10_000, "LIBFABRIC": 100}
+"""UCX's progress thread wakes on events and only as a fallback after the delay; LIBFABRIC's sleeps
+for the delay, so that it is the least latency there."""
+
+_EXIT_S = 2.0
+_CLOSE_BY_THREAD = "the transport was closed before this WRITE ended"
+
+
+@final
+class NixlTransport:
+    """A `pushkv.transport.Transport` over NIXL 1.5.
+
+    `start` and `close` block within their bounds; every other method returns at once and may be
+    called from any one thread at a time.
+    """
+
+    def __init__(
+        self,
+        backend: str = "UCX",
+        backend_options: Mapping[str, str] | None = None,
+        write_bound_s: float | None = None,
+        death_bound_s: float | None = None,
+        poll_interval_s: float = 0.0002,
+        progress_delay_us: int | None = None,
+        start_timeout_s: float = 30.0,
+    ) -> None:
+        """Check the options and load NIXL.
+
+        Args:
+            backend: "UCX" or "LIBFABRIC".
+            backend_options: NIXL's own options of that backend, strings both.
+            write_bound_s: The deployer's word for how long after its permit check a WRITE can still
+                land, in seconds; None where nobody can say. NIXL itself bounds nothing.
+            death_bound_s: The same after the certain death of the writing process. Copies made by
+                the writer's own CPU (cma, xpmem) end with it; bytes in TCP's buffers or on an RDMA
+                network do not, and UCX chooses by itself.
+            poll_interval_s: Between two looks at open WRITEs, or for arrivals, in seconds.
+            progress_delay_us: The fallback interval of NIXL's progress thread in microseconds, at
+                least 1; None for the one that suits the backend.
+            start_timeout_s: How long `start` may take, in seconds.
+
+        Raises:
+            ConfigurationError: An option is wrong.
+            MissingDependencyError: NIXL is not installed.
+        """
+        options = dict(backend_options or {})
+        _check_backend(backend, options)
+        delay_us = _PROGRESS_DELAY_US[backend] if progress_delay_us is None else progress_delay_us
+        if type(delay_us) is not int or delay_us < 1:
+            raise ConfigurationError("progress_delay_us", delay_us, "an integer of at least 1")
+        _check_time("poll_interval_s", poll_interval_s)
+        _check_time("start_timeout_s", start_timeout_s)
+        self._backend = backend
+        self._options = _without_spinlock(options) if backend == "UCX" else options
+        self._poll_interval_s = poll_interval_s
+        self._progress_delay_us = delay_us
+        self._start_timeout_s = start_timeout_s
+        self._library = load_library()
+        if not self._library.version.startswith("1.5."):
+            _log.warning("NIXL %s was never tested with pushkv; 1.5.1 was", self._library.version)
+        over_ucx = backend == "UCX"
+        self._capabilities = Capabilities(
+            name=f"nixl/{backend}",
+            done_means_visible=over_ucx,
+            write_bound=_bound("write_bound_s", write_bound_s),
+            death_bound=_bound("death_bound_s", death_bound_s),
+            reaches_successor=not over_ucx,
+            # LIBFABRIC's providers (efa, shm) choose shared memory by themselves.
+            shared_memory=not over_ucx or ucx_fabric(os.environ, options, (), ()).shared_memory,
+        )
+        self._outbox = Outbox()
+        self._thread: AgentThread | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What is promised; constant. See the package's docstring for the reasons."""
+        return self._capabilities
+
+    @property
+    def version(self) -> str:
+        """NIXL's exact version and the backend: peers of different NIXL versions have crashed."""
+        return f"nixl {self._library.version} {self._backend}"
+
+    @property
+    def dropped_arrivals(self) -> int:
+        """How many notifications were dropped: not from pushkv, damaged, or for somebody else."""
+        return 0 if self._thread is None else self._thread.arrivals.dropped
+
+    def start(
+        self,
+        worker: Worker,
+        regions: Sequence[Region],
+        clock: Callable[[], int],
+        wake: Callable[[], None],
+    ) -> None:
+        """Make `regions` writable and begin; blocks until the agent stands.
+
+        Raises:
+            ConfigurationError: A region is wrong.
+            TransportError: The agent did not come to stand, or the transport was started before.
+        """
+        if self._thread is not None:
+            raise TransportError("a NixlTransport is started once: make a new one")
+        self._outbox.wake = wake
+        setup = Setup(
+            self._library,
+            self._backend,
+            self._options,
+            self._progress_delay_us,
+            self._poll_interval_s,
+            self._capabilities,
+            worker,
+            RegionTable.of(regions),
+            clock,
+        )
+        thread = self._thread = AgentThread(setup, self._outbox)
+        # A daemon thread inside NIXL while the interpreter ends would abort the process.
+        atexit.register(self._at_exit)
+        thread.start()
+        if not thread.started.wait(self._start_timeout_s):
+            thread.stop()
+            raise TransportError(
+                f"the NIXL agent did not come to stand within {self._start_timeout_s} s: look at "
+                "the UCX_* environment (UCX_NET_DEVICES, UCX_TLS) and at the log of UCX"
+            )
+        if isinstance(thread.error, TransportError):
+            raise thread.error
+        if thread.error is not None:
+            raise TransportError(
+                f"the NIXL agent did not start: {thread.error!r}; check that the regions are "
+                "mapped memory, `ulimit -l`, and the UCX_* environment"
+            ) from thread.error
+        self._log_fabric(worker)
+
+    def memory(self) -> bytes:
+        """What a peer needs to WRITE here; constant from `start` on.
+
+        Raises:
+            TransportError: The transport is not started.
+        """
+        memory = self._started().memory
+        if not memory:
+            raise TransportError("the NIXL agent does not stand: start() failed")
+        return memory
+
+    def add_peer(self, peer: Worker, memory: bytes) -> None:
+        """Learn `peer`, or connect a lost one anew. What is wrong is the cause of WRITEs to it."""
+        self._started().add_peer(peer, memory)
+
+    def remove_peer(self, peer: Worker) -> None:
+        """Forget `peer` once WRITEs to it are over; those with nothing posted FAIL at once."""
+        self._started().remove_peer(peer)
+
+    def post(self, write: Write) -> None:
+        """Order a WRITE; one of no bytes is DONE, with nothing posted and no arrival."""
+        thread = self._started()
+        number = self._outbox.owe(write)
+        if thread.stopping:
+            self._outbox.report(number, WriteOutcome.FAILED, CLOSED)
+            self._outbox.flush()
+        else:
+            thread.post(number, write)
+
+    def look_for_arrivals(self, active: bool) -> None:
+        """Look for arrivals every poll interval from now on, or stop."""
+        self._started().look(active)
+
+    def poll(self) -> Sequence[Completion | Arrival]:
+        """What has happened since the last call, oldest first; takes no lock."""
+        return self._outbox.drain()
+
+    def close(self, timeout_s: float) -> bool:
+        """Stop. Nothing more is posted; what is posted is waited for up to `timeout_s` seconds.
+
+        Returns:
+            Whether every handle ended and the memory is withdrawn: only then may it be freed. If
+            not, what was open is reported UNKNOWN, the thread goes on waiting for it in the
+            background, and `close` may be called again.
+        """
+        thread = self._thread
+        if thread is None:
+            return True
+        thread.stop()
+        thread.join(timeout_s)
+        self._outbox.report_all(WriteOutcome.UNKNOWN, _CLOSE_BY_THREAD, source_idle=False)
+        self._outbox.flush()
+        if thread.is_alive():
+            return False
+        atexit.unregister(self._at_exit)
+        return True
+
+    def _at_exit(self) -> None:
+        if not self.close(_EXIT_S):
+            _log.warning("the process ends while WRITEs of NIXL are open")
+
+    def _started(self) -> AgentThread:
+        if self._thread is None:
+            raise TransportError("the transport is not started: call start() first")
+        return self._thread
+
+    def _log_fabric(self, worker: Worker) -> None:
+        if self._backend != "UCX":
+            _log.info("%s writes over %s", worker, self.version)
+            return
+        fabric = ucx_fabric(os.environ, self._options, present_rdma_devices(), open_rdma_devices())
+        _log.info("%s writes over %s: %s", worker, self.version, fabric.summary)
+        for warning in fabric.warnings:
+            _log.warning("%s", warning)
+
+
+def _check_backend(backend: str, options: Mapping[str, str]) -> None:
+    if backend not in _BACKENDS:
+        raise ConfigurationError("backend", backend, f"one of {_BACKENDS}")
+    for key, value in options.items():
+        if type(key) is not str or type(value) is not str:
+            raise ConfigurationError("backend_options", {key: value}, "strings only")
+    if options.get("ucx_error_handling_mode", "peer") != "peer":
+        # In mode "none" notifications to a dead peer succeed, and nothing tells it from a live one.
+        raise ConfigurationError(
+            "backend_options['ucx_error_handling_mode']",
+            options["ucx_error_handling_mode"],
+            "'peer': otherwise a dead peer goes unnoticed",
+        )
+
+
+def _without_spinlock(options: Mapping[str, str]) -> dict[str, str]:
+    """UCX locks its worker with a spinlock by default.
+
+    Its progress thread and ours wake each other while one of them holds it; where they share a core
+    (measured on two) the other then spins away its whole time slice, and a post takes 1 to 6 ms
+    instead of 0.1.
+    """
+    config = options.get("engine_config", "")
+    if "USE_MT_MUTEX=" in config:
+        return dict(options)
+    return {**options, "engine_config": ",".join(filter(None, (config, "USE_MT_MUTEX=y")))}
+
+
+def _check_time(field: str, value: float) -> None:
+    if type(value) not in (int, float) or not 0 < value < math.inf:
+        raise ConfigurationError(field, value, "a finite number of seconds above 0")
+
+
+def _bound(field: str, value: float | None) -> Duration | None:
+    if value is None:
+        return None
+    _check_time(field, value)
+    return seconds(value)
