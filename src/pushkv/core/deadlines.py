@@ -16,8 +16,9 @@ K = TypeVar("K", bound=Hashable)
 class Deadlines(Generic[K]):
     """A heap with about one entry per machine, corrected lazily.
 
-    An entry may be earlier than its machine's deadline, never later: a machine that moves its deadline
-    out leaves its entry, and whoever pops it looks again. So the cost does not grow with traffic.
+    An entry may be earlier than its machine's deadline, never later: a machine that moves its
+    deadline out leaves its entry, and whoever pops it looks again. So the cost does not grow with
+    traffic.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,8 @@
 """What a step wants done: a closed list, in the order in which it is to be done.
 
-Effects for the world (`Send`, `PostWrite`, `Dial`, `Hangup`, `PermitGranted`, `PermitEnded`) go to the
-runtime; reports go to the engine; the rest couples the machines of one endpoint and never leaves it.
+Effects for the world (`Send`, `PostWrite`, `Dial`, `Hangup`, `PermitGranted`, `PermitEnded`) go to
+the runtime; reports go to the engine; the rest couples the machines of one endpoint and never
+leaves it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """All machines of one worker rank: what happens goes in, what is to be done comes out, in order.
 
-An endpoint holds many transfers, as consumer, as producer, or as both. It routes by transfer, compares
-incarnation, rank and attempt before anything else (R9), keeps one deadline for all, and bounds
-everything it stores. It reads no clock, does no I/O and draws no random number: the same events at the
-same instants give the same effects.
+An endpoint holds many transfers, as consumer, as producer, or as both. It routes by transfer,
+compares incarnation, rank and attempt before anything else (R9), keeps one deadline for all, and
+bounds everything it stores. It reads no clock, does no I/O and draws no random number: the same
+events at the same instants give the same effects.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ class Endpoint:
         """Let `event` happen at `now`; returns what is to be done, in this order.
 
         Raises:
-            LocalProtocolError: The event contradicts the contract of whoever sent it; nothing changed.
+            LocalProtocolError: The event contradicts the contract of whoever sent it; nothing
+            changed.
         """
         out = self._route(event, now)
         while self.links.news:

@@ -1,4 +1,4 @@
-"""Every error pushkv raises. Expected outcomes (a lost link, a failed WRITE) are events, not errors."""
+"""Every error pushkv raises. A lost link or a failed WRITE is an event, not an error."""
 
 from __future__ import annotations
 

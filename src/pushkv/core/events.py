@@ -1,4 +1,4 @@
-"""What happens to an endpoint: the engine's wishes, the peers' messages, the transport's news, time.
+"""What happens to an endpoint: the engine's wishes, messages, the transport's news, time.
 
 The first two groups are what an adapter submits; nothing here carries a clock reading.
 """

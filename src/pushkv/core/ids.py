@@ -1,7 +1,8 @@
 """The names everything else is made of: engines, ranks, transfers, attempts, parts, instants.
 
 Rule R9: every message, handle and arrival names consumer incarnation, consumer rank, producer rank,
-transfer and attempt. `AttemptId` is that name, whole; nothing in pushkv compares less than all of it.
+transfer and attempt. `AttemptId` is that name, whole; nothing in pushkv compares less than all of
+it.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class AttemptId:
 
 @frozen(order=True)
 class Part:
-    """One WRITE of an attempt: prompt tokens [start, end). A number is used once per attempt (R10)."""
+    """One WRITE of an attempt: prompt tokens [start, end). Numbers are used once (R10)."""
 
     number: int
     start: int

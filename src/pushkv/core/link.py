@@ -1,16 +1,17 @@
-"""The link machine: the connection between one consumer rank and one producer rank, seen from one end.
+"""The link machine: one end of the connection between a consumer rank and a producer rank.
 
 Theory of operation
 -------------------
 A link is where permits live (R3–R6). The producer's end asks with PING, which carries its own clock
-reading as a stamp; the consumer's end echoes the stamp in GRANT; the permit counts from the stamp, so
-that a slow answer only shortens it. The consumer remembers when it last granted: once the link has
-ended, nothing registered over it can be written after that instant plus the lease. It never grants on
-a link that it has ended.
+reading as a stamp; the consumer's end echoes the stamp in GRANT; the permit counts from the stamp,
+so that a slow answer only shortens it. The consumer remembers when it last granted: once the link
+has ended, nothing registered over it can be written after that instant plus the lease. It never
+grants on a link that it has ended.
 
 The consumer dials, and dials again while some attempt wants the link. The producer only accepts.
-SUSPECT is one way: on silence, or when a REVOKE stays unanswered, the link is ended here and now and
-its socket closed; what the peer thinks of it does not matter. Reconnecting does not wait for old fences.
+SUSPECT is one way: on silence, or when a REVOKE stays unanswered, the link is ended here and now
+and its socket closed; what the peer thinks of it does not matter. Reconnecting does not wait for
+old fences.
 """
 
 from __future__ import annotations
@@ -103,7 +104,8 @@ def _silence(now: Instant, rules: Rules) -> Instant:
 
 def _finish(state: Link, status: LinkStatus, now: Instant, rules: Rules) -> Result[Link]:
     """R6, R11: the fence is frozen, the permit is over."""
-    assert state.epoch is not None and state.peer is not None
+    assert state.epoch is not None
+    assert state.peer is not None
     fence = rule.fence(state.last_grant, rules.policy.lease) if state.grants else None
     effects: tuple[Effect, ...] = (LinkDown(state.epoch, state.peer, fence),)
     if not state.grants:

@@ -1,7 +1,7 @@
 """The links of one endpoint: which connection carries which, HELLO, and what may pass.
 
-Nothing is acted on before both HELLOs are in and fit. A message on a connection that is not its link's
-current one is void: the link it belonged to has ended.
+Nothing is acted on before both HELLOs are in and fit. A message on a connection that is not its
+link's current one is void: the link it belonged to has ended.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ class Links:
         link = self.store.states.get(key)
         if link is None or link.status is not LinkStatus.UP:
             return None
-        assert link.epoch is not None and link.peer is not None
+        assert link.epoch is not None
+        assert link.peer is not None
         return LinkUp(link.epoch, link.peer)
 
     def want(self, address: ProducerAddress, now: Instant) -> list[Effect]:
@@ -170,7 +171,7 @@ class Links:
         return effects
 
     def peer_of(self, connection: int) -> tuple[LinkKey, LinkUp] | None:
-        """Whose messages this connection carries; None unless it is its link's current one, and up."""
+        """Whose messages this connection carries; None unless it is its link's current one."""
         found = self._connections.get(connection)
         if found is None or found.key is None or self._current.get(found.key) != connection:
             return None

@@ -3,22 +3,23 @@
 Theory of operation
 -------------------
 Three things come together here in any order: the engine's prefill, the consumer's registration, and
-the outcome of WRITEs. `Prefill` says how far the engine is; `registration` says who is served; `open`
-says what the transport still has in hand. The status is what follows from the three.
+the outcome of WRITEs. `Prefill` says how far the engine is; `registration` says who is served;
+`open` says what the transport still has in hand. The status is what follows from the three.
 
-* A registration waits for prefill (EXPECTED, QUEUED), or prefill for a registration (HOLDING); while
-  both are there every finished range of tokens is ordered at once as a part of its own (streaming).
+* A registration waits for prefill (EXPECTED, QUEUED), or prefill for a registration (HOLDING);
+  while both are there every finished range of tokens is ordered at once as a part of its own
+  (streaming).
 * A part is open from the effect that orders it (R8). Whoever posts it checks the permit immediately
   before (R3, R5); refused, the part is void and its tokens wait for the next permit.
 * Whatever takes the registration away (REVOKE, abort, link lost, too many failures) while parts are
-  open leads through DRAINING: nothing more is ordered, and the verdict leaves only when the last handle
-  has closed (R8). A handle of unknown outcome closes after the transport's bound; where there is none
-  the verdict is UNPROVEN and the source stays pinned.
+  open leads through DRAINING: nothing more is ordered, and the verdict leaves only when the last
+  handle has closed (R8). A handle of unknown outcome closes after the transport's bound; where
+  there is none the verdict is UNPROVEN and the source stays pinned.
 * An attempt that has ended is remembered in `ended` with the parts that were DONE, and every later
   REGISTER, QUERY or REVOKE of it is answered from there (R7, R11), in every status.
 
-The source blocks are free once, with ``SourceFreed``: when nothing reads them and nobody can be served
-from them any more.
+The source blocks are free once, with ``SourceFreed``: when nothing reads them and nobody can be
+served from them any more.
 """
 
 from __future__ import annotations
@@ -159,8 +160,8 @@ def is_over(state: Producer) -> bool:
 def produce(transfer: TransferId, consumer_rank: int) -> Producer:
     """A transfer nobody has said anything about yet.
 
-    It starts as FAILED with nothing to remember, from where a request or a registration brings it to
-    life and a REVOKE or QUERY of an attempt never heard of leaves a tombstone.
+    It starts as FAILED with nothing to remember, from where a request or a registration brings it
+    to life and a REVOKE or QUERY of an attempt never heard of leaves a tombstone.
     """
     return Producer(
         FAILED,

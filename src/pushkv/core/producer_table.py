@@ -72,7 +72,9 @@ def _build() -> Table[Producer]:
     table: Table[Producer] = Table("producer", ProducerStatus, EVENTS)
     _engine_rows(table)
     _consumer_rows(table)
+    _link_rows(table)
     _transport_rows(table)
+    _time_rows(table)
     return table.freeze()
 
 
@@ -132,7 +134,7 @@ def _engine_rows(table: Table[Producer]) -> None:
 
 
 def _consumer_rows(table: Table[Producer]) -> None:
-    on, ignore = table.on, table.ignore
+    on = table.on
     on(
         (EXPECTED, QUEUED, PREFILLING, PREEMPTED, HOLDING, WRITING, RETRYING, DRAINING),
         RegistrationReceived,
@@ -174,6 +176,10 @@ def _consumer_rows(table: Table[Producer]) -> None:
         do=act.revoke,
         why="R8: answered at once if nothing is open, else when the last handle has closed",
     )
+
+
+def _link_rows(table: Table[Producer]) -> None:
+    on, ignore = table.on, table.ignore
     on(
         LIVE,
         LinkDown,
@@ -240,6 +246,10 @@ def _transport_rows(table: Table[Producer]) -> None:
         Proven,
         why="nothing is of unknown outcome",
     )
+
+
+def _time_rows(table: Table[Producer]) -> None:
+    on, ignore = table.on, table.ignore
     on(
         EXPECTED,
         Tick,

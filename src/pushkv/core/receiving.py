@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 
 from . import consumer as consumer_machine
+from . import consumer_actions
 from . import request as request_machine
-from .consumer import CONSUMER, Consumer
+from .consumer import Consumer
+from .consumer_table import CONSUMER
 from .effects import (
     BlocksReleased,
     Counted,
@@ -157,7 +159,7 @@ class Receiving:
             deadline=Duration(self._machines.rules.policy.waiting),
         )
         self.exposed_blocks += block_count(event.blocks)
-        state, effects = consumer_machine.offer(register, now, self._machines.rules)
+        state, effects = consumer_actions.offer(register, now, self._machines.rules)
         self._machines.put(self.consumers, attempt, state)
         self._address[attempt] = address
         self._by_link.setdefault(address, {})[attempt] = None

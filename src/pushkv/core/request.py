@@ -1,16 +1,16 @@
-"""The request machine: one attempt of one transfer at the consumer's engine, over all its ranks (R12).
+"""The request machine: one attempt of one transfer at the consumer's engine, all ranks (R12).
 
 Theory of operation
 -------------------
-An attempt has members, one per pair of consumer and producer rank, each a ``consumer`` machine. This
-machine folds their reports into the engine's: DELIVERED only when all members are; the first failure is
-the attempt's, and makes the siblings REVOKE; the blocks are released only when every member is freed.
-Outcome and release are two reports, each made exactly once per attempt (I3).
+An attempt has members, one per pair of consumer and producer rank, each a ``consumer`` machine.
+This machine folds their reports into the engine's: DELIVERED only when all members are; the first
+failure is the attempt's, and makes the siblings REVOKE; the blocks are released only when every
+member is freed. Outcome and release are two reports, each made exactly once per attempt (I3).
 
-It is also where an attempt may turn into another one. After a failure worth repeating it waits out a
-backoff in RETRYING and then says ``RetryDue``; taken back by the engine it waits in PREEMPTED to be
-re-admitted. Both hand over to a *new* attempt with fresh blocks and end here: the blocks of this one
-follow on their own, and may stay quarantined long after the request has gone on.
+It is also where an attempt may turn into another one. After a failure worth repeating it waits out
+a backoff in RETRYING and then says ``RetryDue``; taken back by the engine it waits in PREEMPTED to
+be re-admitted. Both hand over to a *new* attempt with fresh blocks and end here: the blocks of this
+one follow on their own, and may stay quarantined long after the request has gone on.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _withdraw_others(
 
 
 def _settle(state: Request) -> Result[Request]:
-    """R12: blocks are free only when every member is; then an attempt with nothing to wait for ends."""
+    """R12: blocks are free only when every member is; then an attempt may end."""
     effects: tuple[Effect, ...] = ()
     if len(state.freed) == len(state.members) and not state.released:
         state = replace(state, released=True)

@@ -1,7 +1,7 @@
 """The arithmetic and predicates behind the rules, one small function each.
 
-The machines, the poster of a transport and the model checker all call these, through this module, so
-that a rule has one place and can be taken out in one place.
+The machines, the poster of a transport and the model checker all call these, through this module,
+so that a rule has one place and can be taken out in one place.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def fence(last_grant: Instant | None, lease: Duration) -> Instant | None:
 
 
 def fence_passed(now: Instant, at: Instant | None, write_bound: Duration | None) -> bool:
-    """R6: whether the fence `at` proves silence: passed strictly, and only where a bound is known."""
+    """R6: whether the fence `at` proves silence: passed strictly, and under a known bound."""
     return at is not None and write_bound is not None and now > at
 
 
 def covers(parts: Iterable[Part], start: int, end: int) -> bool:
-    """R10: whether the parts are exactly the tokens [start, end): no gap, no overlap, no number twice."""
+    """R10: whether the parts are exactly [start, end): no gap, overlap or number twice."""
     ordered = sorted(parts, key=lambda part: (part.start, part.end))
     at = start
     for part in ordered:
@@ -67,7 +67,7 @@ def covers(parts: Iterable[Part], start: int, end: int) -> bool:
 
 
 def proven(parts: Iterable[Part], arrived: Iterable[int], capabilities: Capabilities) -> bool:
-    """R10: whether every part is known to be in place: by DONE where that means visible, else by arrival."""
+    """R10: whether every part is in place: by DONE where that means visible, else by arrival."""
     if capabilities.done_means_visible:
         return True
     seen = set(arrived)

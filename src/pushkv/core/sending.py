@@ -1,4 +1,4 @@
-"""The producer half of an endpoint: transfers, the ranks they are expected to serve, their memory."""
+"""The producer half of an endpoint: transfers, the ranks they serve, their memory."""
 
 from __future__ import annotations
 

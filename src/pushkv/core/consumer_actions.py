@@ -1,0 +1,286 @@
+"""What the consumer machine does: one pure function per kind of step, and the pieces they share."""
+
+from __future__ import annotations
+
+from . import rules as rule
+from .consumer import (
+    DELIVERED,
+    FAILED,
+    QUARANTINED,
+    REGISTERED,
+    REGISTERING,
+    RELEASED,
+    REVOKING,
+    SETTLING,
+    WAITING,
+    Consumer,
+    ConsumerStatus,
+    KeptVerdict,
+)
+from .effects import (
+    Effect,
+    LinkDown,
+    LinkUp,
+    MemberFreed,
+    MemberOutcome,
+    MemberTold,
+    Send,
+    SuspectLink,
+)
+from .events import ArrivalSeen, Proven, Tick, Withdrawn, WriterGone
+from .ids import FOREVER, Instant
+from .messages import (
+    Complete,
+    Failed,
+    Progress,
+    Query,
+    Reason,
+    Received,
+    Register,
+    Registered,
+    Revoke,
+    Unproven,
+)
+from .table import Result, Rules, replace
+
+# -- pieces of actions
+
+
+def _tell(state: Consumer, outcome: MemberOutcome, reason: Reason | None) -> Result[Consumer]:
+    if state.told:
+        return state, ()
+    return replace(state, told=True), (MemberTold(state.attempt, outcome, reason),)
+
+
+def _end(
+    state: Consumer, status: ConsumerStatus, outcome: MemberOutcome, reason: Reason | None
+) -> Result[Consumer]:
+    """Terminal: tell what is still untold, then give the blocks back."""
+    state, told = _tell(state, outcome, reason)
+    state = replace(state, status=status, timer_at=FOREVER, deadline_at=FOREVER)
+    return state, (*told, MemberFreed(state.attempt))
+
+
+def _revoke(state: Consumer, now: Instant, rules: Rules, reason: Reason) -> Result[Consumer]:
+    """R1: the blocks stay until the verdict; the engine learns the outcome now."""
+    withdrawn = reason in (Reason.CANCELLED, Reason.PREEMPTED, Reason.SIBLING, Reason.CLOSED)
+    outcome = MemberOutcome.WITHDRAWN if withdrawn else MemberOutcome.FAILED
+    if state.epoch is None:
+        return _end(state, RELEASED if withdrawn else FAILED, outcome, reason)
+    state, told = _tell(state, outcome, reason)
+    state = replace(
+        state,
+        status=REVOKING,
+        timer_at=Instant(now + rules.policy.resend),
+        deadline_at=_answer_by(now, rules),
+    )
+    return state, (*told, Send(Revoke(state.attempt)))
+
+
+def _quarantine(state: Consumer, reason: Reason) -> Result[Consumer]:
+    """R2: unreachable or unproven; told as failed, kept until a proof."""
+    state, told = _tell(state, MemberOutcome.FAILED, reason)
+    at = FOREVER if state.fence is None else Instant(state.fence + 1)
+    return replace(state, status=QUARANTINED, timer_at=FOREVER, deadline_at=at), told
+
+
+def _judge(state: Consumer, verdict: KeptVerdict, now: Instant, rules: Rules) -> Result[Consumer]:
+    """A verdict that closes every handle is in: finish, or settle until its arrivals are in."""
+    state = replace(state, verdict=verdict)
+    if not rule.proven(verdict.parts, state.arrived, rules.capabilities):
+        if state.status is QUARANTINED:
+            return state, ()
+        wait = max(rules.policy.settle, rules.capabilities.write_bound or 0)
+        told: tuple[Effect, ...] = ()
+        if not isinstance(verdict, Complete):
+            state, told = _tell(state, MemberOutcome.FAILED, _reason(verdict))
+        state = replace(state, status=SETTLING, timer_at=FOREVER, deadline_at=Instant(now + wait))
+        return state, told
+    received = (Send(Received(state.attempt)),)
+    register = state.register
+    if isinstance(verdict, Complete) and not state.told:
+        if rule.covers(verdict.parts, register.start, register.end):
+            state, effects = _end(state, DELIVERED, MemberOutcome.DELIVERED, None)
+        else:
+            state, effects = _end(state, FAILED, MemberOutcome.FAILED, Reason.COVERAGE)
+    else:
+        status = RELEASED if state.told else FAILED
+        state, effects = _end(state, status, MemberOutcome.FAILED, _reason(verdict))
+    return state, (*effects, *received)
+
+
+def _reason(verdict: KeptVerdict) -> Reason:
+    return verdict.reason if isinstance(verdict, Failed) else Reason.UNKNOWN
+
+
+# -- actions
+
+
+def offer(register: Register, now: Instant, rules: Rules) -> Result[Consumer]:
+    """A new registration, not handed to any link yet.
+
+    With nothing to transfer the outcome is told at once; REGISTER still goes out, so that the
+    producer can free its blocks.
+    """
+    deadline = Instant(now + rules.policy.connect)
+    state = Consumer(REGISTERING, register, None, None, None, False, (), None, FOREVER, deadline)
+    if register.start == register.end:
+        return _tell(state, MemberOutcome.DELIVERED, None)
+    return state, ()
+
+
+def link_up(state: Consumer, event: LinkUp, now: Instant, rules: Rules) -> Result[Consumer]:
+    """The link is there: REGISTER goes out, and from now on the blocks are exposed."""
+    if state.epoch is not None:
+        return state, ()
+    policy = rules.policy
+    state = replace(
+        state,
+        epoch=event.epoch,
+        producer=event.peer,
+        timer_at=Instant(now + policy.resend),
+        deadline_at=Instant(now + policy.waiting),
+    )
+    return state, (Send(state.register),)
+
+
+def link_back(state: Consumer, event: LinkUp, now: Instant, rules: Rules) -> Result[Consumer]:
+    """R14: another incarnation of the producer cannot answer for this one."""
+    if event.peer != state.producer:
+        return state, ()
+    return _revoke(state, now, rules, Reason.LINK_LOST)
+
+
+def link_down(state: Consumer, event: LinkDown, now: Instant, rules: Rules) -> Result[Consumer]:
+    """R6: the fence of the attempt's own link, frozen here. Never granted: never written."""
+    if state.epoch is None:
+        return state, ()
+    if event.epoch == state.epoch:
+        if event.fence is None or not state.exposed:
+            told_as = RELEASED if state.told else FAILED
+            return _end(state, told_as, MemberOutcome.FAILED, Reason.LINK_LOST)
+        state = replace(state, fence=event.fence)
+    return _quarantine(state, Reason.LINK_LOST)
+
+
+def registered(
+    state: Consumer, event: Registered | Progress, now: Instant, rules: Rules
+) -> Result[Consumer]:
+    """News of this attempt renews waiting; the link's being up does not."""
+    policy = rules.policy
+    return (
+        replace(
+            state,
+            status=REGISTERED,
+            timer_at=Instant(now + policy.query),
+            deadline_at=Instant(now + policy.waiting),
+        ),
+        (),
+    )
+
+
+def draining(state: Consumer, event: Registered, now: Instant, rules: Rules) -> Result[Consumer]:
+    """The producer is alive and drains: it bounds that, so the link is not suspect."""
+    return replace(state, deadline_at=_answer_by(now, rules)), ()
+
+
+def _answer_by(now: Instant, rules: Rules) -> Instant:
+    """Until when a REVOKE must be answered: lease + write_bound, else the link is suspect."""
+    return Instant(now + rules.policy.lease + (rules.capabilities.write_bound or 0))
+
+
+def verdict(state: Consumer, event: KeptVerdict, now: Instant, rules: Rules) -> Result[Consumer]:
+    """R8: no further WRITE, every handle is closed."""
+    return _judge(state, event, now, rules)
+
+
+def unproven(state: Consumer, event: Unproven, now: Instant, rules: Rules) -> Result[Consumer]:
+    """R14: no further WRITE, but the posted ones may land."""
+    return _quarantine(state, Reason.UNPROVEN)
+
+
+def arrival(state: Consumer, event: ArrivalSeen, now: Instant, rules: Rules) -> Result[Consumer]:
+    """R10: arrivals are a set of parts, made only by the producer that was told the token."""
+    if event.token != state.register.arrival_token or event.part in state.arrived:
+        return state, ()
+    state = replace(state, arrived=tuple(sorted((*state.arrived, event.part))))
+    if state.verdict is None or state.status in (REVOKING, *WAITING):
+        return state, ()
+    return _judge(state, state.verdict, now, rules)
+
+
+def withdraw(state: Consumer, event: Withdrawn, now: Instant, rules: Rules) -> Result[Consumer]:
+    """R1: ask for the blocks; they stay until the verdict."""
+    return _revoke(state, now, rules, event.reason)
+
+
+def withdraw_settling(
+    state: Consumer, event: Withdrawn, now: Instant, rules: Rules
+) -> Result[Consumer]:
+    """The verdict is in already; remember only that nobody wants it."""
+    return _tell(state, MemberOutcome.WITHDRAWN, event.reason)
+
+
+def proof(
+    state: Consumer, event: WriterGone | Proven, now: Instant, rules: Rules
+) -> Result[Consumer]:
+    """R14: nothing can write any more: fail closed, and give the blocks back."""
+    if isinstance(event, WriterGone) and event.worker != state.producer:
+        return state, ()
+    if state.status is not QUARANTINED and isinstance(event, Proven):
+        return state, ()
+    status = RELEASED if state.told else FAILED
+    return _end(state, status, MemberOutcome.FAILED, Reason.WRITER_GONE)
+
+
+def tick_registering(state: Consumer, event: Tick, now: Instant, rules: Rules) -> Result[Consumer]:
+    """I7: REGISTER is resent until answered, for as long as waiting lasts."""
+    if now >= state.deadline_at:
+        reason = Reason.UNREACHABLE if state.epoch is None else Reason.WAITED
+        return _revoke(state, now, rules, reason)
+    if now >= state.timer_at:
+        timer = Instant(now + rules.policy.resend)
+        return replace(state, timer_at=timer), (Send(state.register),)
+    return state, ()
+
+
+def tick_registered(state: Consumer, event: Tick, now: Instant, rules: Rules) -> Result[Consumer]:
+    """I7: QUERY is sent until the verdict or the waiting deadline."""
+    if now >= state.deadline_at:
+        return _revoke(state, now, rules, Reason.WAITED)
+    if now >= state.timer_at:
+        timer = Instant(now + rules.policy.query)
+        return replace(state, timer_at=timer), (Send(Query(state.attempt)),)
+    return state, ()
+
+
+def tick_settling(state: Consumer, event: Tick, now: Instant, rules: Rules) -> Result[Consumer]:
+    """Every handle was closed when the verdict left; under a known bound the bytes are over."""
+    if now < state.deadline_at:
+        return state, ()
+    if rules.capabilities.write_bound is None:
+        return _quarantine(state, Reason.UNPROVEN)
+    status = RELEASED if state.told else FAILED
+    state, effects = _end(state, status, MemberOutcome.FAILED, Reason.UNPROVEN)
+    return state, (*effects, Send(Received(state.attempt)))
+
+
+def tick_revoking(state: Consumer, event: Tick, now: Instant, rules: Rules) -> Result[Consumer]:
+    """I7: REVOKE is resent; too long without an answer, the link is suspect. R6 counts here too."""
+    if rule.fence_passed(now, state.fence, rules.capabilities.write_bound):
+        return _end(state, RELEASED, MemberOutcome.FAILED, Reason.LINK_LOST)
+    if now >= state.deadline_at:
+        return replace(state, deadline_at=FOREVER, timer_at=FOREVER), (SuspectLink(state.attempt),)
+    if now >= state.timer_at:
+        timer = Instant(now + rules.policy.resend)
+        return replace(state, timer_at=timer), (Send(Revoke(state.attempt)),)
+    return state, ()
+
+
+def tick_quarantined(state: Consumer, event: Tick, now: Instant, rules: Rules) -> Result[Consumer]:
+    """R6: free strictly after the fence, under a known bound."""
+    if rule.fence_passed(now, state.fence, rules.capabilities.write_bound):
+        return _end(state, RELEASED, MemberOutcome.FAILED, Reason.LINK_LOST)
+    if now >= state.deadline_at:
+        return replace(state, deadline_at=FOREVER), ()
+    return state, ()
