@@ -78,7 +78,12 @@ def _revoke(state: Consumer, now: Instant, rules: Rules, reason: Reason) -> Resu
 
 
 def _quarantine(state: Consumer, reason: Reason) -> Result[Consumer]:
-    """R2: unreachable or unproven; told as failed, kept until a proof."""
+    """R2: unreachable or unproven; told as failed, kept until a proof.
+
+    With nothing to write there is nothing to prove.
+    """
+    if not state.exposed:
+        return _end(state, RELEASED if state.told else FAILED, MemberOutcome.FAILED, reason)
     state, told = _tell(state, MemberOutcome.FAILED, reason)
     at = FOREVER if state.fence is None else Instant(state.fence + 1)
     return replace(state, status=QUARANTINED, timer_at=FOREVER, deadline_at=at), told
@@ -156,11 +161,20 @@ def link_down(state: Consumer, event: LinkDown, now: Instant, rules: Rules) -> R
     if state.epoch is None:
         return state, ()
     if event.epoch == state.epoch:
-        if event.fence is None or not state.exposed:
+        if event.fence is None:
             told_as = RELEASED if state.told else FAILED
             return _end(state, told_as, MemberOutcome.FAILED, Reason.LINK_LOST)
         state = replace(state, fence=event.fence)
     return _quarantine(state, Reason.LINK_LOST)
+
+
+def link_down_later(
+    state: Consumer, event: LinkDown, now: Instant, rules: Rules
+) -> Result[Consumer]:
+    """R6: quarantined as unproven while its own link was up, it gets its fence now."""
+    if event.epoch != state.epoch:
+        return state, ()
+    return link_down(state, event, now, rules)
 
 
 def registered(

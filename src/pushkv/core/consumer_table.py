@@ -84,7 +84,13 @@ def _link_rows(table: Table[Consumer]) -> None:
         do=act.link_down,
         why="R2: unreachable proves nothing; the fence is frozen (R6)",
     )
-    ignore(QUARANTINED, LinkDown, why="R6: its own link has ended already")
+    on(
+        QUARANTINED,
+        LinkDown,
+        to=(QUARANTINED, RELEASED),
+        do=act.link_down_later,
+        why="R6: unproven while its link was up; another link's end changes nothing",
+    )
 
 
 def _news_rows(table: Table[Consumer]) -> None:
@@ -154,7 +160,7 @@ def _verdict_rows(table: Table[Consumer]) -> None:
     on(
         (*WAITING, REVOKING),
         Unproven,
-        to=QUARANTINED,
+        to=(QUARANTINED, FAILED, RELEASED),
         do=act.unproven,
         why="R14: no further WRITE, but the posted ones may land",
     )
