@@ -84,6 +84,7 @@ class Receiving:
         self._by_link: dict[ProducerAddress, dict[AttemptId, None]] = {}
         self._address: dict[AttemptId, ProducerAddress] = {}
         self._attempt_max = -1
+        self._blocks: dict[RequestKey, int] = {}
         self.settling: set[AttemptId] = set()
         """Attempts whose verdict waits for arrivals."""
 
@@ -100,10 +101,16 @@ class Receiving:
                 f"attempt {event.attempt} of transfer {event.transfer!r}: numbers above "
                 f"{self._attempt_max} only, each used once (R9)"
             )
-        if not event.producers or not 0 <= event.start <= event.end:
+        ranks = tuple(sorted({address.rank for address in event.producers}))
+        if not ranks or len(ranks) < len(event.producers):
             raise LocalProtocolError(
-                f"transfer {event.transfer!r}: {len(event.producers)} producers, "
-                f"tokens [{event.start}, {event.end})"
+                f"transfer {event.transfer!r}: producers = {event.producers}: expected one "
+                "address per producer rank"
+            )
+        if not 0 <= event.start <= event.end or self._me.rank not in event.consumer_ranks:
+            raise LocalProtocolError(
+                f"transfer {event.transfer!r}: tokens [{event.start}, {event.end}) at consumer "
+                f"ranks {event.consumer_ranks}, of which this is {self._me.rank}"
             )
         self._attempt_max = event.attempt
         reason = self._refusal(event, now)
@@ -112,15 +119,25 @@ class Receiving:
                 NotDelivered(event.transfer, event.attempt, reason, False),
                 BlocksReleased(event.transfer, event.attempt),
             ]
-        ranks = tuple(sorted(address.rank for address in event.producers))
         members = tuple(Member(self._me.rank, rank) for rank in ranks)
         request = request_machine.gather(event.transfer, event.attempt, members, event.failures)
         self._machines.put(self.requests, (event.transfer, event.attempt), request)
         self._latest[event.transfer] = event.attempt
+        self._blocks[event.transfer, event.attempt] = block_count(event.blocks)
+        self.exposed_blocks += block_count(event.blocks)
         out: list[Effect] = []
-        for address in event.producers:
-            out += self._register(event, address, ranks, now)
+        attempts = [self._attempt(event, address.rank) for address in event.producers]
+        for attempt, address in zip(attempts, event.producers, strict=True):
+            out += self._register(event, attempt, address, ranks, now)
+        for attempt in attempts:
+            out += self._hand_over(attempt, now)
         return out
+
+    def _attempt(self, event: Offered, producer_rank: int) -> AttemptId:
+        me = self._me
+        return AttemptId(
+            me.engine, me.incarnation, me.rank, producer_rank, event.transfer, event.attempt
+        )
 
     def _refusal(self, event: Offered, now: Instant) -> Reason | None:
         policy = self._machines.rules.policy
@@ -136,16 +153,14 @@ class Receiving:
         return None
 
     def _register(
-        self, event: Offered, address: ProducerAddress, ranks: tuple[int, ...], now: Instant
+        self,
+        event: Offered,
+        attempt: AttemptId,
+        address: ProducerAddress,
+        ranks: tuple[int, ...],
+        now: Instant,
     ) -> list[Effect]:
-        attempt = AttemptId(
-            self._me.engine,
-            self._me.incarnation,
-            self._me.rank,
-            address.rank,
-            event.transfer,
-            event.attempt,
-        )
+        """One member's machine; all of them stand before the first can fail (R12)."""
         register = Register(
             attempt=attempt,
             blocks=event.blocks,
@@ -158,13 +173,18 @@ class Receiving:
             arrival_token=self._token(attempt),
             deadline=Duration(self._machines.rules.policy.waiting),
         )
-        self.exposed_blocks += block_count(event.blocks)
         state, effects = consumer_actions.offer(register, now, self._machines.rules)
         self._machines.put(self.consumers, attempt, state)
         self._address[attempt] = address
         self._by_link.setdefault(address, {})[attempt] = None
-        out = self._carry(attempt, effects, now)
-        out += self._links.want(address, now)
+        return self._carry(attempt, effects, now)
+
+    def _hand_over(self, attempt: AttemptId, now: Instant) -> list[Effect]:
+        """Register over the link, or ask for one; a sibling may have ended this member already."""
+        address = self._address.get(attempt)
+        if address is None:
+            return []
+        out = self._links.want(address, now)
         up = self._links.up(address)
         if up is not None:
             out += self._link_ready(attempt, LinkReady(address, up), now)
@@ -284,7 +304,6 @@ class Receiving:
                 out += self._step_request(request, effect, now)
             else:
                 assert isinstance(effect, MemberFreed)
-                self.exposed_blocks -= block_count(self.consumers.states[attempt].register.blocks)
                 out += self._step_request(request, effect, now)
         state = self.consumers.states.get(attempt)
         if state is None:
@@ -319,6 +338,8 @@ class Receiving:
                 )
                 out += self._step(attempt, Withdrawn(effect.reason), now)
             else:
+                if isinstance(effect, BlocksReleased):
+                    self.exposed_blocks -= self._blocks.pop(key)
                 out.append(effect)
         state = self.requests.states.get(key)
         if state is not None and request_machine.is_terminal(state):
