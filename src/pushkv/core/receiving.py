@@ -120,18 +120,25 @@ class Receiving:
                 BlocksReleased(event.transfer, event.attempt),
             ]
         members = tuple(Member(self._me.rank, rank) for rank in ranks)
+        out = self._supersede(event.transfer, now)
         request = request_machine.gather(event.transfer, event.attempt, members, event.failures)
         self._machines.put(self.requests, (event.transfer, event.attempt), request)
         self._latest[event.transfer] = event.attempt
         self._blocks[event.transfer, event.attempt] = block_count(event.blocks)
         self.exposed_blocks += block_count(event.blocks)
-        out: list[Effect] = []
         attempts = [self._attempt(event, address.rank) for address in event.producers]
         for attempt, address in zip(attempts, event.producers, strict=True):
             out += self._register(event, attempt, address, ranks, now)
         for attempt in attempts:
             out += self._hand_over(attempt, now)
         return out
+
+    def _supersede(self, transfer: TransferId, now: Instant) -> list[Effect]:
+        """The engine did not wait for `RetryDue`: it is not told of it later."""
+        key = (transfer, self._latest.get(transfer, -1))
+        if key not in self.requests.states:
+            return []
+        return self._step_request(key, Cancelled(transfer), now)
 
     def _attempt(self, event: Offered, producer_rank: int) -> AttemptId:
         me = self._me
@@ -312,6 +319,8 @@ class Receiving:
             self._forget(attempt, now, out)
         elif consumer_machine.awaits_arrivals(state):
             self.settling.add(attempt)
+        else:
+            self.settling.discard(attempt)
         return out
 
     def _forget(self, attempt: AttemptId, now: Instant, out: list[Effect]) -> None:
