@@ -65,7 +65,7 @@ class Link:
         peer: The worker at the other end of it.
         last_grant: Consumer: when it last granted over this epoch.
         stamps: Producer: PINGs over this epoch that are not answered, oldest first.
-        silent_at: When silence makes the link suspect; every sign of life moves it.
+        silent_at: When silence makes the link suspect, or a dial unanswered; life moves it.
         timer_at: When to PING or to dial.
         wanted: Some attempt needs it: dial again when it ends.
     """
@@ -84,7 +84,8 @@ class Link:
     @property
     def next_deadline(self) -> Instant:
         """When a Tick is due; FOREVER if never."""
-        return min(self.timer_at, self.silent_at) if self.status is UP else self.timer_at
+        alive = self.status in (CONNECTING, UP)
+        return min(self.timer_at, self.silent_at) if alive else self.timer_at
 
 
 def dialing(incarnation: Incarnation) -> Link:
@@ -117,14 +118,21 @@ def _finish(state: Link, status: LinkStatus, now: Instant, rules: Rules) -> Resu
 def _again(state: Link, now: Instant, rules: Rules) -> Link:
     if not (state.grants and state.wanted):
         return replace(state, status=ENDED, timer_at=FOREVER)
-    return replace(state, status=CONNECTING, timer_at=Instant(now + rules.policy.connect_backoff))
+    timer = Instant(now + rules.policy.connect_backoff)
+    return replace(state, status=CONNECTING, timer_at=timer, silent_at=FOREVER)
 
 
 # -- actions
 
 
 def _dial(state: Link, event: Wanted, now: Instant, rules: Rules) -> Result[Link]:
-    return replace(state, status=CONNECTING, wanted=True, timer_at=FOREVER), (DialPeer(),)
+    return _dialed(replace(state, status=CONNECTING, wanted=True), now, rules)
+
+
+def _dialed(state: Link, now: Instant, rules: Rules) -> Result[Link]:
+    """I7: whoever takes the connection and says nothing does not keep us from dialling again."""
+    silent = Instant(now + rules.policy.connect)
+    return replace(state, timer_at=FOREVER, silent_at=silent), (DialPeer(),)
 
 
 def _want(state: Link, event: Wanted, now: Instant, rules: Rules) -> Result[Link]:
@@ -209,11 +217,13 @@ def _tick_up(state: Link, event: Tick, now: Instant, rules: Rules) -> Result[Lin
 
 
 def _tick_connecting(state: Link, event: Tick, now: Instant, rules: Rules) -> Result[Link]:
+    if now >= state.silent_at:
+        return replace(state, silent_at=Instant(now + rules.policy.connect)), (CloseSocket(),)
     if now < state.timer_at:
         return state, ()
     if not state.wanted:
         return replace(state, status=ENDED, timer_at=FOREVER), ()
-    return replace(state, timer_at=FOREVER), (DialPeer(),)
+    return _dialed(state, now, rules)
 
 
 def _closed_up(state: Link, event: Closed, now: Instant, rules: Rules) -> Result[Link]:
@@ -259,7 +269,7 @@ def _build() -> Table[Link]:
         Tick,
         to=(CONNECTING, ENDED),
         do=_tick_connecting,
-        why="dial again while some attempt wants the link",
+        why="dial again while some attempt wants the link; hang up on who does not answer",
     )
     ignore((SUSPECT, ENDED), Tick, why="nothing to wait for")
     return table.freeze()

@@ -255,8 +255,9 @@ class Links:
             assert isinstance(key, ProducerAddress), "only a consumer dials"
             yield Dial(key)
         elif isinstance(effect, CloseSocket):
-            if key in self._current:
-                yield Hangup(self._current[key])
+            number = self._current.get(key, self._ungreeted(key))
+            if number is not None:
+                yield Hangup(number)
         elif isinstance(effect, SendLink):
             yield Transmit(self._current[key], effect.message)
         else:
@@ -265,6 +266,11 @@ class Links:
                 self.news.append(PermitFresh(key, effect.epoch))
             assert isinstance(effect, Counted | PermitGranted | PermitEnded)
             yield effect
+
+    def _ungreeted(self, key: LinkKey) -> int | None:
+        """The connection we dialled for `key` on which no HELLO has come."""
+        found = self._connections.items()
+        return next((n for n, each in found if each.key is None and each.dialed == key), None)
 
     def _tidy(self, key: LinkKey) -> None:
         link = self.store.states.get(key)
