@@ -249,8 +249,8 @@ def permitted(state: Producer, event: Permitted, now: Instant, rules: Rules) -> 
 
 def done(state: Producer, event: WriteDone, now: Instant, rules: Rules) -> Result[Producer]:
     """R10: a part in place counts for this attempt only."""
-    state, part = close(state, event.part)
-    if part is None or not serves(state, event.attempt):
+    state, part = close(state, event)
+    if part is None:
         return state, (Counted("stale_completion"),)
     state = replace(state, done=(*state.done, part))
     if state.status is DRAINING:
@@ -269,8 +269,8 @@ def write_failed(
     state: Producer, event: WriteFailed, now: Instant, rules: Rules
 ) -> Result[Producer]:
     """R10: the tokens are ordered again under a new part number, a few times."""
-    state, part = close(state, event.part)
-    if part is None or not serves(state, event.attempt):
+    state, part = close(state, event)
+    if part is None:
         return state, (Counted("stale_completion"),)
     if state.status is DRAINING:
         return drained(state)
@@ -290,8 +290,8 @@ def write_refused(
     state: Producer, event: WriteRefused, now: Instant, rules: Rules
 ) -> Result[Producer]:
     """R3, R5: no permit at the moment; its tokens wait for the next one."""
-    state, part = close(state, event.part)
-    if part is None or not serves(state, event.attempt):
+    state, part = close(state, event)
+    if part is None:
         return state, (Counted("stale_completion"),)
     if state.status is DRAINING:
         return drained(state)
@@ -303,8 +303,8 @@ def write_unknown(
     state: Producer, event: WriteUnknown, now: Instant, rules: Rules
 ) -> Result[Producer]:
     """R14: it stays open until the bound, or for ever; the attempt fails either way."""
-    state, part = close(state, event.part)
-    if part is None or not serves(state, event.attempt):
+    state, part = close(state, event)
+    if part is None:
         return state, (Counted("stale_completion"),)
     at = rule.unknown_closes_at(now, rules.capabilities.write_bound)
     state = replace(state, unknown=(*state.unknown, (part, at)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .effects import PostWrite, Send, SourceFreed
+from .events import WriteDone, WriteFailed, WriteRefused, WriteUnknown
 from .ids import FOREVER, AttemptId, Instant, Part
 from .messages import (
     Complete,
@@ -183,8 +184,16 @@ def advance(state: Producer, now: Instant, rules: Rules) -> Result[Producer]:
     return state, (*posts, *sent, *freed)
 
 
-def close(state: Producer, part: int) -> tuple[Producer, Part | None]:
-    """Take a part out of `open` or `unknown`; None if it is not there."""
+def close(
+    state: Producer, event: WriteDone | WriteFailed | WriteRefused | WriteUnknown
+) -> tuple[Producer, Part | None]:
+    """Take a part of the attempt being served out of `open` or `unknown`; None if it is not there.
+
+    R9: numbers begin again with every attempt, so a part is only found under its attempt's name.
+    """
+    part = event.part
+    if not serves(state, event.attempt):
+        return state, None
     for each in state.open:
         if each.number == part:
             left = tuple(other for other in state.open if other.number != part)

@@ -6,6 +6,7 @@ from attrs import define, field
 
 from . import producer as producer_machine
 from .effects import Counted, Effect, LinkDown, PostWrite, Send, SourceFreed, SourceReleased
+from .errors import LocalProtocolError
 from .events import (
     Arrived,
     Computed,
@@ -176,10 +177,12 @@ class Sending:
 
     def closed(self, event: WriteClosed, now: Instant) -> list[Effect]:
         """A WRITE is over, refused, or of unknown outcome."""
+        what = CLOSING.get(event.outcome)
+        if what is None:
+            raise LocalProtocolError(f"outcome = {event.outcome!r}: expected {sorted(CLOSING)}")
         key = (event.attempt.transfer, event.attempt.consumer_rank)
         if key not in self.producers.states:
             return [Counted("stale_completion")]
-        what = CLOSING[event.outcome]
         out = self._step(key, what(event.attempt, event.part), now)
         if event.outcome != "done":
             out.append(Counted(f"write_{event.outcome}", event.cause))
