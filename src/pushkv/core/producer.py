@@ -106,6 +106,7 @@ class Producer:
         ordered: Tokens below this were ordered for the current attempt.
         next_part: Never reused within an attempt (R10).
         failures: WRITEs that FAILED for the current attempt.
+        ordered_unpermitted: Parts below this number were ordered before the last permit came.
         starved: A WRITE was refused; nothing is ordered until the next permit.
         cause: Why it is draining; None for a REVOKE.
         answer: Whether the verdict is to be sent once drained.
@@ -131,6 +132,7 @@ class Producer:
     ordered: int
     next_part: int
     failures: int
+    ordered_unpermitted: int
     starved: bool
     cause: Reason | None
     answer: bool
@@ -176,6 +178,7 @@ def produce(transfer: TransferId, consumer_rank: int) -> Producer:
         (),
         (),
         (),
+        0,
         0,
         0,
         0,

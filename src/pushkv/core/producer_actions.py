@@ -239,7 +239,10 @@ def link_down(state: Producer, event: LinkDown, now: Instant, rules: Rules) -> R
 def permitted(state: Producer, event: Permitted, now: Instant, rules: Rules) -> Result[Producer]:
     """R3: the WRITEs that were refused may be ordered again, over this link alone (R11)."""
     registration = state.registration
-    if not state.starved or registration is None or registration.epoch != event.epoch:
+    if registration is None or registration.epoch != event.epoch:
+        return state, ()
+    state = replace(state, ordered_unpermitted=state.next_part)
+    if not state.starved:
         return state, ()
     return _go_on(replace(state, starved=False), now, rules)
 
@@ -289,13 +292,17 @@ def write_failed(
 def write_refused(
     state: Producer, event: WriteRefused, now: Instant, rules: Rules
 ) -> Result[Producer]:
-    """R3, R5: no permit at the moment; its tokens wait for the next one."""
+    """R3, R5: no permit at the moment; its tokens wait for the next one.
+
+    Unless that came while the refusal was on its way: then they are ordered at once, and once only.
+    """
     state, part = close(state, event)
     if part is None:
         return state, (Counted("stale_completion"),)
     if state.status is DRAINING:
         return drained(state)
-    state = replace(state, starved=True, missing=(*state.missing, (part.start, part.end)))
+    starved = state.starved or part.number >= state.ordered_unpermitted
+    state = replace(state, starved=starved, missing=(*state.missing, (part.start, part.end)))
     return _go_on(state, now, rules)
 
 

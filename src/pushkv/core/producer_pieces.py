@@ -76,6 +76,7 @@ def end_attempt(state: Producer, verdict: Verdict, send: bool) -> Result[Produce
         ordered=0,
         next_part=0,
         failures=0,
+        ordered_unpermitted=0,
         starved=False,
         cause=None,
         answer=False,
