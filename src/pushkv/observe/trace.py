@@ -6,6 +6,7 @@ can be laid side by side.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import IO
 
@@ -13,6 +14,7 @@ import msgspec
 
 from pushkv.core.ids import Worker
 from pushkv.core.machines import StepRecord
+from pushkv.layout import CacheLayout, CacheRegion
 from pushkv.transport import Completion
 
 __all__ = ["TraceWriter"]
@@ -21,11 +23,18 @@ __all__ = ["TraceWriter"]
 class TraceWriter:
     """Writes one endpoint's trace. One thread; writes are buffered until `flush`."""
 
-    def __init__(self, path: Path, worker: Worker) -> None:
+    def __init__(self, path: Path, worker: Worker, layout: CacheLayout) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file: IO[bytes] = path.open("ab")
         self._encode = msgspec.json.Encoder(enc_hook=_plain).encode
-        self._write({"kind": "start", "worker": worker})
+        cache = [
+            {
+                "block_tokens": group.block_tokens,
+                "regions": [_region(each) for each in group.regions],
+            }
+            for group in layout.groups
+        ]
+        self._write({"kind": "start", "worker": worker, "pid": os.getpid(), "cache": cache})
 
     def step(self, record: StepRecord) -> None:
         """One step of one machine."""
@@ -61,6 +70,14 @@ class TraceWriter:
 
     def _write(self, line: dict[str, object]) -> None:
         self._file.write(self._encode(line) + b"\n")
+
+
+def _region(region: CacheRegion) -> dict[str, int]:
+    return {
+        "address": region.address,
+        "block_bytes": region.block_bytes,
+        "block_stride_bytes": region.block_stride_bytes,
+    }
 
 
 def _tagged(value: object) -> dict[str, object]:

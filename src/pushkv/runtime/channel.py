@@ -136,6 +136,9 @@ class Channel:
             return
         try:
             connection.outbox.send_nowait(frame(message))  # type: ignore[attr-defined]
+        except ConfigurationError as error:
+            log.error("%s cannot be sent: %s", type(message).__name__, error)
+            self._count("unsendable_message", str(error))
         except anyio.WouldBlock:
             self._count("channel_full", type(message).__name__)
             self.hang_up(number)

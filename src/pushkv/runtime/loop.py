@@ -71,7 +71,7 @@ class Loop:
         self._outbound = Outbound(config.layout, transport, self._late.append)
         self._trace: TraceWriter | None = None
         if config.trace_path is not None:
-            self._trace = TraceWriter(config.trace_path, identity.worker)
+            self._trace = TraceWriter(config.trace_path, identity.worker, config.layout)
         self._endpoint = Endpoint(
             identity,
             config.policy,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from attrs import define
 
 from pushkv.core.effects import PeerJoined, PermitEnded, PermitGranted, PostWrite
-from pushkv.core.errors import PushKVError
+from pushkv.core.errors import PushKVError, RemoteProtocolError
 from pushkv.core.events import WriteClosed
 from pushkv.core.ids import AttemptId, Epoch, Worker
 from pushkv.layout import CacheLayout, block_map, split_memory
@@ -53,6 +53,8 @@ class Outbound:
         """A consumer's memory is known; it may be one we know already, over a newer link."""
         try:
             layout, memory = split_memory(effect.hello.memory)
+            if layout.description() != effect.hello.layout:
+                raise RemoteProtocolError("hello.memory", "another layout", "hello.layout")
         except PushKVError as error:
             log.warning("memory of %s cannot be used: %s", effect.peer.engine, error)
             return

@@ -1,9 +1,9 @@
-"""A small inference engine over a paged KV cache, to show and test what a transfer does to tokens.
+"""A small inference engine over a paged KV cache: shows and tests what a transfer does to tokens.
 
-It has what any engine has: a block pool, a scheduler that mixes prefill chunks and decode steps, and a
-cache in plain memory. It has no weights. The KV of a position is a hash of the token and of the KV of
-the position before; the next token is a hash of *every* byte of KV so far. One wrong byte anywhere in
-the prompt's cache changes the tokens.
+It has what any engine has: a block pool, a scheduler that mixes prefill chunks and decode steps,
+and a cache in plain memory. It has no weights. The KV of a position is a hash of the token and of
+the KV of the position before; the next token is a hash of *every* byte of KV so far. One wrong byte
+anywhere in the prompt's cache changes the tokens.
 
 It sits on the same `Bridge` as any other engine, and is the shortest example of how.
 """
@@ -11,6 +11,7 @@ It sits on the same `Bridge` as any other engine, and is the shortest example of
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from concurrent.futures import Future
 from enum import StrEnum
@@ -35,7 +36,7 @@ from pushkv.core.messages import Reason
 from pushkv.layout import CacheGroup, CacheLayout, CacheRegion
 from pushkv.runtime import Bridge
 
-__all__ = ["Generation", "ReferenceCache", "ReferenceEngine", "Role", "prompt_digest"]
+__all__ = ["Generation", "ReferenceCache", "ReferenceEngine", "Role", "generate", "prompt_digest"]
 
 KV_BYTES = 64
 VOCABULARY = 50_000
@@ -93,6 +94,20 @@ class ReferenceCache:
         return self.bytes[:, blocks[at // self.block_tokens], at % self.block_tokens]
 
 
+def generate(cache: ReferenceCache, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """The `count` tokens that follow `prompt`, with nobody else in the cache: what is right."""
+    blocks = cache.allocate(len(prompt) + count)
+    assert blocks is not None, "the cache is too small for this prompt"
+    for at, token in enumerate(prompt):
+        cache.extend(blocks, at, token)
+    tokens: list[int] = []
+    for at in range(len(prompt), len(prompt) + count):
+        tokens.append(cache.next_token(blocks, at))
+        cache.extend(blocks, at, tokens[-1])
+    cache.free.extend(blocks)
+    return tuple(tokens)
+
+
 class Role(StrEnum):
     """What is done with a request's prompt KV."""
 
@@ -112,11 +127,13 @@ class Generation:
         tokens: The tokens generated; none for `Role.PRODUCE`.
         prefilled: Whether the prompt's KV was computed here.
         reason: Why a transfer was not delivered, if it was not.
+        first_token_at: When the first token was there, in nanoseconds of the monotonic clock.
     """
 
     tokens: tuple[int, ...]
     prefilled: bool
     reason: Reason | None = None
+    first_token_at: int | None = None
 
 
 @define(eq=False)
@@ -132,6 +149,7 @@ class _Request:
     prefilled: bool = False
     reason: Reason | None = None
     failures: int = 0
+    first_token_at: int | None = None
     tokens: list[int] = field(factory=list)
 
 
@@ -290,6 +308,7 @@ class ReferenceEngine:
             length = len(request.prompt) + len(request.tokens)
             token = self.cache.next_token(request.blocks, length)
             request.tokens.append(token)
+            request.first_token_at = request.first_token_at or time.monotonic_ns()
             if len(request.tokens) < request.tokens_most:
                 self.cache.extend(request.blocks, length, token)
             else:
@@ -318,5 +337,11 @@ class ReferenceEngine:
 
     def _finish(self, request: _Request) -> None:
         if not request.result.done():
-            tokens = tuple(request.tokens)
-            request.result.set_result(Generation(tokens, request.prefilled, request.reason))
+            request.result.set_result(
+                Generation(
+                    tuple(request.tokens),
+                    request.prefilled,
+                    request.reason,
+                    request.first_token_at,
+                )
+            )
