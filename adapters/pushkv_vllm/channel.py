@@ -109,8 +109,8 @@ class Direct:
         self.bridge.submit(event)
 
     def take(self) -> list[Report]:
-        """Everything reported since the last call."""
-        return list(self.bridge.take())
+        """What was reported since the last call; the bridge bounds it, the rest comes next time."""
+        return self.bridge.take()
 
     def outgoing(self) -> tuple[EngineEvent, ...]:
         """Nothing: it was all told at once."""
@@ -125,34 +125,34 @@ class Direct:
 class Relay:
     """The halves in two processes: events out with a step, reports back with its output."""
 
-    _out: list[EngineEvent] = field(factory=list)
-    _in: list[Report] = field(factory=list)
+    _outbox: list[EngineEvent] = field(factory=list)
+    _inbox: list[Report] = field(factory=list)
 
     relayed = True
 
     def submit(self, event: EngineEvent) -> None:
         """Tell the runtime with the next step."""
-        self._out.append(event)
+        self._outbox.append(event)
 
     def receive(self, reports: tuple[Report, ...]) -> None:
         """Reports came with a step's output."""
-        self._in.extend(reports)
+        self._inbox.extend(reports)
 
     def take(self) -> list[Report]:
         """What came since the last call."""
-        taken, self._in = self._in, []
+        taken, self._inbox = self._inbox, []
         return taken
 
     def outgoing(self) -> tuple[EngineEvent, ...]:
         """The events of this step."""
-        if not self._out:
+        if not self._outbox:
             return ()
-        taken, self._out = tuple(self._out), []
+        taken, self._outbox = tuple(self._outbox), []
         return taken
 
     def pending(self) -> bool:
         """Whether events wait: then the engine must step once more, and no longer."""
-        return bool(self._out)
+        return bool(self._outbox)
 
 
 _bridges: dict[Incarnation, Bridge] = {}

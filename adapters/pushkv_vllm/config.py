@@ -27,10 +27,13 @@ class Options:
     Attributes:
         transport: Name of a transport in the entry point group ``pushkv.transports``.
         transport_options: Handed to the transport as keyword arguments.
-        host: The address that peers dial and that the control channel listens on; None for vLLM's
-            own (``VLLM_HOST_IP``, else the machine's).
+        listen_host: Where the control channel accepts connections.
+        advertise_host: The name by which peers reach it; None for `listen_host`, or for vLLM's own
+            address (``VLLM_HOST_IP``, else the machine's) where that is every address.
         port: The control channel's port; 0 for any. A router that dispatches both legs at once must
             know the prefill engine's. Engine i of a data-parallel group adds i.
+        plaintext: Listen beyond loopback although the channel is not authenticated in this version:
+            whoever reaches it can overwrite the KV cache.
         model: The model's name compared with the peer's; None for the one the engine was started
             with. Set it where both engines load the same weights from different places.
         weights_epoch: The version of weights that change at run time; compared with the peer's.
@@ -44,8 +47,10 @@ class Options:
 
     transport: str = "nixl"
     transport_options: Mapping[str, object] = field(factory=dict)
-    host: str | None = None
+    listen_host: str = "127.0.0.1"
+    advertise_host: str | None = None
     port: int = 0
+    plaintext: bool = False
     model: str | None = None
     weights_epoch: str = "0"
     advertise_push: bool = True
@@ -126,7 +131,9 @@ def _mapping(name: str, value: object) -> Mapping[str, object]:
 _READERS: dict[str, Callable[[str, object], object]] = {
     "transport": _text,
     "transport_options": _mapping,
-    "host": _text,
+    "listen_host": _text,
+    "advertise_host": _text,
+    "plaintext": _boolean,
     "port": lambda name, value: _integer(name, value, most=65_535),
     "model": _text,
     "weights_epoch": _epoch,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Iterable, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from attrs import evolve
 
 from pushkv.core.errors import ConfigurationError, LocalProtocolError
 from pushkv.core.events import EngineEvent
-from pushkv.core.ids import EngineId, Incarnation
+from pushkv.core.ids import EngineId
 from pushkv.layout import CacheGroup, CacheLayout, CacheRegion
 
 from .channel import Endpoint, StepReports, publish, withdraw
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
     from pushkv.runtime import Runtime
 
 __all__ = ["WorkerHalf", "cache_layout"]
+
+EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104  - recognized, not listened on
 
 _still_written: list[Mapping[str, Any]] = []
 """KV caches of runtimes that stopped with WRITEs open: never freed while the process lives."""
@@ -59,21 +60,23 @@ class WorkerHalf:
         """
         if self._runtime is not None:
             raise LocalProtocolError("register_kv_caches was called twice")
-        from pushkv.runtime import Runtime, RuntimeConfig
+        from pushkv.runtime import Runtime, RuntimeConfig, new_incarnation
         from pushkv.transport import load_transport
 
         config, options = self._vllm_config, self.options
         layout = cache_layout(self._kv_cache_config, kv_caches)
         budget = options.exposed_blocks(self._kv_cache_config.num_blocks)
         engine = EngineId(config.kv_transfer_config.engine_id)
-        incarnation = Incarnation(secrets.randbits(64))
+        incarnation = new_incarnation()
         runtime = Runtime(
             RuntimeConfig(
                 engine=engine,
                 incarnation=incarnation,
                 rank=0,
-                listen_host=options.host or own_address(),
+                listen_host=options.listen_host,
                 listen_port=self._port(),
+                advertise_host=_advertised(options),
+                plaintext=options.plaintext,
                 model=model_identity(config, options.model, options.weights_epoch),
                 layout=layout,
                 policy=evolve(options.policy, exposed_blocks=budget),
@@ -120,8 +123,12 @@ class WorkerHalf:
         self._kv_caches = {}
 
 
-def own_address() -> str:
-    """The address by which peers reach this machine, by vLLM's own rules (``VLLM_HOST_IP``)."""
+def _advertised(options: Options) -> str:
+    """The name by which peers reach this engine."""
+    if options.advertise_host is not None:
+        return options.advertise_host
+    if options.listen_host not in EVERY_ADDRESS:
+        return options.listen_host
     from vllm.utils.network_utils import get_ip
 
     return str(get_ip())

@@ -1,0 +1,342 @@
+"""The real vLLM scheduler with both halves of `PushKVConnector`, a scripted runtime and no model.
+
+`Engine.step` is one turn of EngineCore's loop: schedule, the worker's connector hooks in vLLM's
+order, and an output whose sampled tokens are made up. What crosses the process border is pickled.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import os
+import pickle
+import tempfile
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+import torch
+from vllm.config import (
+    CacheConfig,
+    DeviceConfig,
+    KVTransferConfig,
+    ModelConfig,
+    SchedulerConfig,
+    VllmConfig,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from pushkv.core.effects import (
+    BlocksReleased,
+    Delivered,
+    NotDelivered,
+    Report,
+    RetryDue,
+    SourceReleased,
+)
+from pushkv.core.events import (
+    Arrived,
+    Cancelled,
+    Computed,
+    EngineEvent,
+    Offered,
+    PrefillAborted,
+)
+from pushkv.core.ids import EngineId, Incarnation, TransferId
+from pushkv.core.messages import Reason
+from pushkv_vllm import PushKVConnector
+from pushkv_vllm.channel import Endpoint, publish, withdraw
+from vllm import SamplingParams
+
+BLOCK = 16
+"""Tokens per block."""
+ABORTED = RequestStatus.FINISHED_ABORTED
+_incarnations = itertools.count(1)
+
+
+class ScriptedBridge:
+    """A runtime's bridge that reports what a test says, and refuses what no engine may submit."""
+
+    def __init__(self) -> None:
+        self.submitted: list[EngineEvent] = []
+        self.reports: deque[Report] = deque()
+        self.attempts: dict[int, Offered] = {}
+        self.prefills: dict[TransferId, type[EngineEvent]] = {}
+
+    def submit(self, event: EngineEvent) -> None:
+        self.submitted.append(event)
+        match event:
+            case Offered():
+                assert event.attempt > max(self.attempts, default=0), "an attempt number came twice"
+                self.attempts[event.attempt] = event
+            case Arrived():
+                assert event.transfer not in self.prefills, "a transfer arrived twice"
+                self.prefills[event.transfer] = Arrived
+            case Computed() | PrefillAborted():
+                assert self.prefills[event.transfer] is Arrived, "a prefill ended twice"
+                self.prefills[event.transfer] = type(event)
+            case Cancelled():
+                assert any(each.transfer == event.transfer for each in self.attempts.values())
+            case _:
+                raise AssertionError(f"unexpected {event}")
+
+    def take(self, limit: int = 1024) -> list[Report]:
+        taken = list(itertools.islice(self.reports, limit))
+        for _ in taken:
+            self.reports.popleft()
+        return taken
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.submitted if type(event) is kind]
+
+    def deliver(self, offered: Offered, *, release: bool = True) -> None:
+        self.reports.append(Delivered(offered.transfer, offered.attempt))
+        if release:
+            self.release(offered)
+
+    def fail(
+        self, offered: Offered, reason: Reason = Reason.ABORTED, *, retry: bool = False
+    ) -> None:
+        self.reports.append(NotDelivered(offered.transfer, offered.attempt, reason, retry))
+
+    def release(self, offered: Offered) -> None:
+        self.reports.append(BlocksReleased(offered.transfer, offered.attempt))
+
+    def retry(self, offered: Offered) -> None:
+        self.reports.append(RetryDue(offered.transfer, offered.attempt))
+
+    def release_source(self, transfer: TransferId) -> None:
+        self.reports.append(SourceReleased(transfer, None))
+        del self.prefills[transfer]
+
+
+class ScriptedRuntime:
+    def __init__(self, bridge: ScriptedBridge) -> None:
+        self.bridge = bridge
+
+
+@functools.cache
+def _model() -> ModelConfig:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "vocab_size": 1_000,
+        "max_position_embeddings": 4_096,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "torch_dtype": "float32",
+    }
+    folder = Path(tempfile.mkdtemp(prefix="pushkv-"))
+    (folder / "config.json").write_text(json.dumps(config))
+    model = ModelConfig(
+        model=str(folder), skip_tokenizer_init=True, dtype="float32", seed=0, max_model_len=2_048
+    )
+    init_none_hash(sha256)
+    return model
+
+
+def vllm_config(
+    role: str = "kv_both", policy: str = "recompute", blocks: int = 100, **extra: object
+) -> VllmConfig:
+    cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=True)
+    cache.num_gpu_blocks = blocks
+    return VllmConfig(
+        model_config=_model(),
+        cache_config=cache,
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=16,
+            max_num_batched_tokens=512,
+            max_model_len=2_048,
+            is_encoder_decoder=False,
+            async_scheduling=False,
+        ),
+        kv_transfer_config=KVTransferConfig(
+            kv_connector="PushKVConnector",
+            kv_connector_module_path="pushkv_vllm",
+            kv_role=role,
+            engine_id="engine",
+            kv_load_failure_policy=policy,
+            kv_connector_extra_config=extra,
+        ),
+        device_config=DeviceConfig("cpu"),
+    )
+
+
+def kv_cache_config(blocks: int = 100, groups: int = 1) -> KVCacheConfig:
+    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=32, dtype=torch.float32)
+    return KVCacheConfig(
+        num_blocks=blocks,
+        kv_cache_tensors=[],
+        kv_cache_groups=[KVCacheGroupSpec([f"layer.{g}"], spec) for g in range(groups)],
+    )
+
+
+class Engine:
+    """One engine; see the module."""
+
+    def __init__(
+        self,
+        role: str = "kv_both",
+        policy: str = "recompute",
+        blocks: int = 100,
+        direct: bool = True,
+        **extra: object,
+    ) -> None:
+        config = vllm_config(role, policy, blocks, **extra)
+        caches = kv_cache_config(blocks)
+        self.bridge = ScriptedBridge()
+        self.worker = PushKVConnector(config, KVConnectorRole.WORKER, caches)
+        half = self.worker.worker_half
+        assert half is not None
+        half._runtime = ScriptedRuntime(self.bridge)  # type: ignore[assignment]
+        endpoint = Endpoint(EngineId("engine"), Incarnation(next(_incarnations)), "127.0.0.1", 4711)
+        half.endpoint = endpoint
+        if direct:
+            publish(endpoint.incarnation, self.bridge)  # type: ignore[arg-type]
+        self.scheduler = Scheduler(
+            vllm_config=config,
+            kv_cache_config=caches,
+            structured_output_manager=StructuredOutputManager(config),
+            block_size=BLOCK,
+            log_stats=True,
+        )
+        self.connector = self.scheduler.connector
+        self.connector.set_xfer_handshake_metadata_pp_aware(
+            {(0, 0): pickle.loads(pickle.dumps(self.worker.get_handshake_metadata()))}
+        )
+        withdraw(endpoint.incarnation)
+        self.half = self.connector.scheduler_half
+        self.pool = self.scheduler.kv_cache_manager.block_pool
+        self.total = self.pool.get_num_free_blocks()
+        self.finish_reasons: dict[str, str] = {}
+        self.responses: dict[str, dict[str, Any] | None] = {}
+        self.told: list[tuple[str, bool]] = []
+        self.abort_in_step: str | None = None
+
+    # -- what EngineCore does
+
+    def add(
+        self,
+        request_id: str,
+        prompt: int | list[int],
+        params: object = None,
+        max_tokens: int = 1,
+        **more: Any,
+    ) -> Request:
+        tokens = list(range(prompt)) if isinstance(prompt, int) else prompt
+        sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        if params is not None:
+            sampling.extra_args = {"kv_transfer_params": params}
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=tokens,
+            sampling_params=sampling,
+            pooling_params=None,
+            block_hasher=get_request_block_hasher(BLOCK, sha256),
+            **more,
+        )
+        self.scheduler.add_request(request)
+        return request
+
+    def step(self) -> Any:
+        """One turn of EngineCore's loop. Returns the scheduler's output."""
+        output = self.scheduler.schedule()
+        metadata = pickle.loads(pickle.dumps(output.kv_connector_metadata))
+        self.worker.bind_connector_metadata(metadata)
+        self.worker.start_load_kv(None)
+        self.worker.wait_for_save()
+        results = self.worker.get_transfer_results(output.finished_req_ids)
+        reports = self.worker.build_connector_worker_meta()
+        self.worker.clear_connector_metadata()
+        assert results.failed_recving <= results.finished_recving
+        assert not results.finished_sending
+        self.told += [(name, name in results.failed_recving) for name in results.finished_recving]
+        if self.abort_in_step is not None:
+            self.abort(self.abort_in_step)
+            self.abort_in_step = None
+        scheduled = list(output.num_scheduled_tokens)
+        produced = [[7] if self._computes_last_token(name) else [] for name in scheduled]
+        outputs = self.scheduler.update_from_output(
+            output,
+            ModelRunnerOutput(
+                req_ids=scheduled,
+                req_id_to_index={name: index for index, name in enumerate(scheduled)},
+                sampled_token_ids=produced,
+                kv_connector_output=KVConnectorOutput(
+                    finished_recving=results.finished_recving,
+                    failed_recving=results.failed_recving,
+                    kv_connector_worker_meta=pickle.loads(pickle.dumps(reports)),
+                ),
+            ),
+        )
+        for each in outputs.values():
+            for one in each.outputs:
+                if one.finish_reason is not None:
+                    self.finish_reasons[one.request_id] = str(one.finish_reason)
+                    self.responses[one.request_id] = one.kv_transfer_params
+        return output
+
+    def _computes_last_token(self, name: str) -> bool:
+        request = self.scheduler.requests.get(name)
+        return request is not None and request.num_computed_tokens >= request.num_tokens
+
+    def abort(self, request_id: str) -> None:
+        self.scheduler.finish_requests(request_id, ABORTED)
+
+    def run(self, most: int = 200) -> int:
+        """Step while vLLM would. Returns the number of steps."""
+        for steps in range(most):
+            if not self.scheduler.has_requests():
+                return steps
+            self.step()
+        raise AssertionError("the engine never comes to rest")
+
+    # -- what tests ask
+
+    def status(self, request_id: str) -> RequestStatus:
+        return self.scheduler.requests[request_id].status
+
+    @property
+    def used(self) -> int:
+        """Blocks that are not free."""
+        return int(self.total - self.pool.get_num_free_blocks())
+
+    @property
+    def offered(self) -> Offered:
+        """The last offer of blocks."""
+        event: Offered = self.bridge.of(Offered)[-1]
+        return event
+
+
+def remote(transfer: str = "t1", **more: object) -> dict[str, object]:
+    """The parameters of a decode leg."""
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_host": "10.0.0.1",
+        "remote_port": 4_711,
+        "transfer_id": transfer,
+        **more,
+    }
+
+
+def prefill(transfer: str | None = "t1", **more: object) -> dict[str, object]:
+    """The parameters of a prefill leg."""
+    named = {} if transfer is None else {"transfer_id": transfer}
+    return {"do_remote_decode": True, "do_remote_prefill": False, **named, **more}
