@@ -94,7 +94,19 @@ def stages() -> Iterator[dict[Dispatch, Stage]]:
 def as_new(each: Stage) -> Stage:
     for leg in each.legs.values():
         leg.reset()
+    each.decode.behave = after_prefill(each.prefill, each.decode, answers)
     return each
+
+
+def after_prefill(prefill: Engine, decode: Engine, behave: Behaviour) -> Behaviour:
+    """Like a decode engine: has nothing to say before the prompt has reached its partner."""
+
+    async def wait_first(exchange: Exchange) -> None:
+        while len(prefill.seen) < len(decode.seen):
+            await anyio.sleep(0.002)
+        await behave(exchange)
+
+    return wait_first
 
 
 @pytest.fixture
@@ -163,7 +175,7 @@ def test_sequential_parameters_reach_the_decode_engine_as_they_are(sequential: S
 
 
 def test_the_prefill_leg_of_a_chat_is_one_token_and_no_stream(either: Stage) -> None:
-    either.decode.behave = streams
+    either.decode.behave = after_prefill(either.prefill, either.decode, streams)
     body = {
         "messages": [],
         "max_completion_tokens": 9,
@@ -213,6 +225,8 @@ def test_transfer_parameters_of_a_client_are_dropped(concurrent: Stage) -> None:
 def test_engines_are_taken_in_turn() -> None:
     with contextlib.ExitStack() as stack:
         prefill, decode = ([stack.enter_context(engine()) for _ in range(2)] for _ in range(2))
+        for first, second in zip(prefill, decode, strict=True):
+            second.behave = after_prefill(first, second, answers)
         config = ProxyConfig(
             [Backend(each.url, "h", 1 + i, f"P-{i}") for i, each in enumerate(prefill)],
             [Backend(each.url) for each in decode],
@@ -467,7 +481,7 @@ async def stops_without_done(exchange: Exchange) -> None:
 def test_a_broken_stream_ends_with_an_error_event(
     either: Stage, behave: Behaviour, reason: str
 ) -> None:
-    either.decode.behave = behave
+    either.decode.behave = after_prefill(either.prefill, either.decode, behave)
     if either.dispatch == "concurrent":
         either.prefill.behave = hangs
     with either.stream() as response:
