@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from attrs import define, field
 
 from . import producer as producer_machine
@@ -52,11 +54,20 @@ CLOSING = {
 
 @define
 class _Source:
-    """What the engine has said about one transfer, for ranks that register later (R12)."""
+    """One transfer's source blocks, and the consumer ranks that may be served from them (R12).
 
-    expected: tuple[int, ...]
+    Attributes:
+        said: What the engine has said, and when, for ranks that are heard of later.
+        ranks: The ranks that were told; the source is free when all of them are.
+        expected: The ranks that the last accepted REGISTER named; none so far if empty.
+        freed: Those that need it no more.
+        reason: Why it was given up.
+    """
+
+    said: list[tuple[ProducerEvent, Instant]]
+    ranks: set[int] = field(factory=set)
+    expected: set[int] = field(factory=set)
     freed: set[int] = field(factory=set)
-    told: list[ProducerEvent] = field(factory=list)
     reason: Reason | None = None
 
 
@@ -92,31 +103,39 @@ class Sending:
         if isinstance(event, PrefillAborted):
             source.reason = event.reason
         if isinstance(event, Computed | PrefillPreempted):
-            source.told = source.told[:1]
-        source.told.append(event)
+            source.said = source.said[:1]
+        source.said.append((event, now))
         out: list[Effect] = []
-        for rank in self._ranks.get(transfer, ()):
+        for rank in sorted(source.ranks):
             out += self._step((transfer, rank), event, now)
         return out
 
     def _arrived(self, event: Arrived, now: Instant) -> list[Effect]:
         if event.transfer in self._sources:
             return [Counted("duplicate_request", event.transfer)]
-        ranks = self._ranks.get(event.transfer, ())
-        waiting = [rank for rank in ranks if self._registered((event.transfer, rank))]
-        expected = waiting or [self._me.rank]
-        registered = self.producers.states.get((event.transfer, expected[0]))
-        if registered is not None and registered.registration is not None:
-            expected = [*registered.registration.register.consumer_ranks]
-        self._sources[event.transfer] = _Source(tuple(expected), told=[event])
-        out: list[Effect] = []
-        for rank in sorted({*ranks, *expected}):
-            self._create((event.transfer, rank))
-            out += self._step((event.transfer, rank), event, now)
-        return out
+        self._sources[event.transfer] = _Source([(event, now)])
+        waiting = {self._me.rank}
+        for rank in self._ranks.get(event.transfer, ()):
+            registration = self.producers.states[event.transfer, rank].registration
+            if registration is not None:
+                waiting = {rank, *registration.register.consumer_ranks}
+                self._sources[event.transfer].expected = waiting
+        return self._tell(event.transfer, waiting)
 
-    def _registered(self, key: ProducerKey) -> bool:
-        return self.producers.states[key].registration is not None
+    def _tell(self, transfer: TransferId, ranks: Iterable[int]) -> list[Effect]:
+        """Ranks not told yet hear what the engine has said, as of when it said so (I7).
+
+        So a rank that registers late, or never, is bound by the one hold time of the transfer.
+        """
+        source = self._sources[transfer]
+        new = sorted(set(ranks) - source.ranks)
+        source.ranks.update(new)
+        out: list[Effect] = []
+        for rank in new:
+            self._create((transfer, rank))
+            for event, at in source.said:
+                out += self._step((transfer, rank), event, at)
+        return out
 
     # -- the consumer
 
@@ -141,15 +160,34 @@ class Sending:
         return self._step(key, news, now)
 
     def _register(self, key: ProducerKey, news: RegistrationReceived, now: Instant) -> list[Effect]:
-        source = self._sources.get(key[0])
-        new = self._create(key)
+        transfer, rank = key
         out: list[Effect] = []
-        if source is not None:
-            source.expected = news.register.consumer_ranks
-            if new:
-                for told in source.told:
-                    out += self._step(key, told, now)
-        return out + self._step(key, news, now)
+        if transfer in self._sources:
+            out += self._tell(transfer, [rank])
+        self._create(key)
+        out += self._step(key, news, now)
+        if transfer in self._sources:
+            if self._serves(key):
+                self._sources[transfer].expected = {rank, *news.register.consumer_ranks}
+                out += self._tell(transfer, news.register.consumer_ranks)
+            out += self._dismiss(transfer, now)
+        return out
+
+    def _serves(self, key: ProducerKey) -> bool:
+        state = self.producers.states.get(key)
+        return state is not None and state.registration is not None
+
+    def _dismiss(self, transfer: TransferId, now: Instant) -> list[Effect]:
+        """Ranks that nobody expects are served nothing, once those that are expected are known."""
+        source = self._sources[transfer]
+        if not source.expected:
+            return []
+        strangers = source.ranks - source.freed - source.expected
+        out: list[Effect] = []
+        for rank in sorted(strangers):
+            if not self._serves((transfer, rank)):
+                out += self._step((transfer, rank), PrefillAborted(transfer, Reason.GONE), now)
+        return out
 
     def _forgotten(self, attempt: AttemptId, news: object) -> list[Effect]:
         """R7: what had to be forgotten is never served, and claimed only as far as it is known."""
@@ -245,12 +283,12 @@ class Sending:
         return out
 
     def _freed(self, effect: SourceFreed) -> list[Effect]:
-        """R12: the source is free when every rank that is expected has ended."""
+        """R12: the source is free when every rank that may be served from it has ended."""
         source = self._sources.get(effect.transfer)
         if source is None:
             return []
         source.freed.add(effect.consumer_rank)
-        if not source.freed.issuperset(source.expected):
+        if not source.freed.issuperset(source.ranks):
             return []
         del self._sources[effect.transfer]
         state = self.producers.states[effect.transfer, effect.consumer_rank]
