@@ -150,8 +150,8 @@ class Producer:
 
     @property
     def idle(self) -> bool:
-        """Whether the machine may be forgotten: over, and nothing remembered for anybody (R7)."""
-        return self.status in TERMINAL and not self.ended and self.freed
+        """Whether there is nothing to remember: no request of ours, no attempt of theirs (R7)."""
+        return self.status is FAILED and self.prefill is Prefill.UNHEARD and not self.ended
 
 
 def is_over(state: Producer) -> bool:

@@ -84,6 +84,7 @@ class Sending:
         self._ranks: dict[TransferId, tuple[int, ...]] = {}
         self._served: dict[Worker, dict[ProducerKey, None]] = {}
         self._over: dict[ProducerKey, None] = {}
+        self._past: dict[ProducerKey, None] = {}
         self._floors: dict[Worker, int] = {}
 
     def transfers(self) -> tuple[TransferId, ...]:
@@ -148,7 +149,7 @@ class Sending:
         if named != peer or attempt.producer_rank != self._me.rank:
             return [Counted("fenced", type(news).__name__)]
         key = (attempt.transfer, attempt.consumer_rank)
-        if key not in self.producers.states and attempt.attempt <= self._floors.get(peer, -1):
+        if attempt.attempt <= self._floors.get(peer, -1) and not self._knows(key, attempt):
             return self._forgotten(attempt, news)
         if isinstance(news, RegistrationReceived):
             if news.register.layout_digest != self._layout_digest:
@@ -162,6 +163,9 @@ class Sending:
     def _register(self, key: ProducerKey, news: RegistrationReceived, now: Instant) -> list[Effect]:
         transfer, rank = key
         out: list[Effect] = []
+        live = len(self.producers.states) - len(self._over) - len(self._past)
+        if key not in self.producers.states and live >= self._machines.rules.policy.transfers:
+            return [Counted("registration_must_wait", "too many transfers")]
         if transfer in self._sources:
             out += self._tell(transfer, [rank])
         self._create(key)
@@ -172,6 +176,14 @@ class Sending:
                 out += self._tell(transfer, news.register.consumer_ranks)
             out += self._dismiss(transfer, now)
         return out
+
+    def _knows(self, key: ProducerKey, attempt: AttemptId) -> bool:
+        """Whether the attempt is served or remembered by name."""
+        state = self.producers.states.get(key)
+        if state is None:
+            return False
+        served = state.registration is not None and state.registration.register.attempt == attempt
+        return served or any(verdict.attempt == attempt for verdict in state.ended)
 
     def _serves(self, key: ProducerKey) -> bool:
         state = self.producers.states.get(key)
@@ -258,7 +270,10 @@ class Sending:
         state = self.producers.states[key]
         if state.registration is not before:
             if before is not None:
-                self._served[before.consumer].pop(key, None)
+                served = self._served[before.consumer]
+                served.pop(key, None)
+                if not served:
+                    del self._served[before.consumer]
             if state.registration is not None:
                 self._served.setdefault(state.registration.consumer, {})[key] = None
         out = self._carry(key, effects)
@@ -298,27 +313,34 @@ class Sending:
         return [SourceReleased(effect.transfer, reason)]
 
     def _keep_or_forget(self, key: ProducerKey, state: Producer) -> None:
-        """R7: what is over is remembered until RECEIVED; beyond the bound, by its number alone."""
+        """R7: what is over is remembered until RECEIVED; beyond the bound, by its number alone.
+
+        Beside those, how the latest transfers of our own ended, to tell whoever asks late.
+        """
         if state.idle:
             self._drop(key)
             return
-        if not (state.ended and producer_machine.is_over(state)):
-            self._over.pop(key, None)
+        over = producer_machine.is_over(state)
+        memory, other = (self._over, self._past) if state.ended else (self._past, self._over)
+        other.pop(key, None)
+        if not over:
+            memory.pop(key, None)
             return
-        self._over.setdefault(key)
-        if len(self._over) > self._machines.rules.policy.remembered:
-            oldest = next(iter(self._over))
-            for verdict in self.producers.states[oldest].ended:
-                attempt = verdict.attempt
-                worker = Worker(
-                    attempt.consumer, attempt.consumer_incarnation, attempt.consumer_rank
-                )
-                self._floors[worker] = max(self._floors.get(worker, -1), attempt.attempt)
-            self._drop(oldest)
+        memory.setdefault(key)
+        if len(memory) > self._machines.rules.policy.remembered:
+            self._forget(next(iter(memory)))
+
+    def _forget(self, key: ProducerKey) -> None:
+        for verdict in self.producers.states[key].ended:
+            attempt = verdict.attempt
+            worker = Worker(attempt.consumer, attempt.consumer_incarnation, attempt.consumer_rank)
+            self._floors[worker] = max(self._floors.get(worker, -1), attempt.attempt)
+        self._drop(key)
 
     def _drop(self, key: ProducerKey) -> None:
         self._machines.drop(self.producers, key)
         self._over.pop(key, None)
+        self._past.pop(key, None)
         left = tuple(rank for rank in self._ranks[key[0]] if rank != key[1])
         if left:
             self._ranks[key[0]] = left
