@@ -95,11 +95,14 @@ def _judge(state: Consumer, verdict: KeptVerdict, now: Instant, rules: Rules) ->
     if not rule.proven(verdict.parts, state.arrived, rules.capabilities):
         if state.status is QUARANTINED:
             return state, ()
-        wait = max(rules.policy.settle, rules.capabilities.write_bound or 0)
+        policy = rules.policy
+        until = rule.settled_at(
+            now, policy.settle, rules.capabilities.write_bound, policy.drift_ppm
+        )
         told: tuple[Effect, ...] = ()
         if not isinstance(verdict, Complete):
             state, told = _tell(state, MemberOutcome.FAILED, _reason(verdict))
-        state = replace(state, status=SETTLING, timer_at=FOREVER, deadline_at=Instant(now + wait))
+        state = replace(state, status=SETTLING, timer_at=FOREVER, deadline_at=until)
         return state, told
     received = (Send(Received(state.attempt)),)
     register = state.register

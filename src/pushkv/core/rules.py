@@ -19,6 +19,7 @@ __all__ = [
     "permit_end",
     "proven",
     "restart_grace",
+    "settled_at",
     "unknown_closes_at",
 ]
 
@@ -77,6 +78,18 @@ def proven(parts: Iterable[Part], arrived: Iterable[int], capabilities: Capabili
 def unknown_closes_at(now: Instant, write_bound: Duration | None) -> Instant:
     """R14: when a WRITE of unknown outcome, posted no later than `now`, can no longer land."""
     return FOREVER if write_bound is None else Instant(now + write_bound)
+
+
+def settled_at(
+    now: Instant, settle: Duration, write_bound: Duration | None, drift_ppm: int
+) -> Instant:
+    """R14: until when a verdict that came at `now` waits for the arrivals of its parts.
+
+    No less than the producer's `write_bound`, as long as it can be on this clock, and strictly.
+    """
+    bound = 0 if write_bound is None else write_bound
+    bound = bound * (_MILLION + drift_ppm) // (_MILLION - drift_ppm) + 1
+    return Instant(now + max(settle, bound))
 
 
 def restart_grace(lease: Duration, capabilities: Capabilities) -> Duration:
