@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from attrs import frozen
+from attrs import field, frozen
 
 from .ids import AttemptId, Blocks, Epoch, Instant, Part, TransferId, Worker
 from .messages import AttemptMessage, Grant, Hello, Message, Ping, Reason
@@ -53,13 +53,14 @@ __all__ = [
 class ProducerAddress:
     """Where a consumer dials a producer's rank: one control address per engine and rank.
 
-    `engine` is the name expected there, or "" for whoever answers.
+    `engine` is the name expected there, or "" for whoever answers; it is no part of the address:
+    two attempts that expect different names there share a link.
     """
 
     host: str
     port: int
     rank: int = 0
-    engine: str = ""
+    engine: str = field(default="", eq=False)
 
 
 @frozen(order=True)

@@ -88,6 +88,11 @@ class Receiving:
         self.settling: set[AttemptId] = set()
         """Attempts whose verdict waits for arrivals."""
 
+    @property
+    def ready_at(self) -> Instant:
+        """R13: before this the engine must hand out no block of registered memory to anybody."""
+        return self._ready_at
+
     # -- the engine
 
     def offered(self, event: Offered, now: Instant) -> list[Effect]:
