@@ -60,7 +60,7 @@ class Library:
 
 
 def _candidates() -> tuple[str, ...]:
-    loaded = tuple(name for name in _PACKAGES if name in sys.modules)
+    loaded = tuple(name for name in _PACKAGES if sys.modules.get(name) is not None)
     if loaded:
         return loaded[:1]
     cuda = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)

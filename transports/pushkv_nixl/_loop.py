@@ -213,11 +213,15 @@ class AgentThread(threading.Thread):
     def _post_one(self) -> None:
         """Post a piece of the first WRITE that is ready: one WRITE is finished before the next."""
         if self.stopping:
-            for each in self._to_post:
-                each.stop(WriteOutcome.FAILED, CLOSED)
-                self._settle(each)
-            self._to_post.clear()
+            while self._to_post:
+                each = self._to_post.popleft()
+                if each.posting:
+                    each.stop(WriteOutcome.FAILED, CLOSED)
+                    self._settle(each)
         for each in tuple(self._to_post):
+            if not each.posting:  # a posted piece failed meanwhile
+                self._to_post.remove(each)
+                continue
             step = each.post_next(
                 self._agent, self._peers, self._setup.clock, self._setup.capabilities
             )
@@ -236,9 +240,8 @@ class AgentThread(threading.Thread):
                 self._settle(each)
 
     def _settle(self, each: OpenWrite) -> None:
-        if each.over and self._open.pop(each.number, None) is not None:
-            if each in self._to_post:
-                self._to_post.remove(each)
+        if each.over:
+            del self._open[each.number]
             self._outbox.report(each.number, each.outcome, each.cause)
             self._peers.settle(each.peer)
 
