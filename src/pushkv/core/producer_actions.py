@@ -365,14 +365,14 @@ def tick_draining(state: Producer, event: Tick, now: Instant, rules: Rules) -> R
     """
     registration = state.registration
     assert registration is not None, "only an attempt drains"
+    effects: tuple[Effect, ...] = ()
     left = tuple(pair for pair in state.unknown if now <= pair[1])
     if left != state.unknown:
         state = replace(state, unknown=left)
         state, effects = drained(replace(state, timer_at=unknown_timer(state)))
-        if state.status is not DRAINING:
-            return state, effects
-    if now < state.transfer_until:
-        return state, ()
+    if state.status is not DRAINING or now < state.transfer_until:
+        return state, effects
     state = replace(state, transfer_until=FOREVER)
-    sent = (Send(Unproven(registration.register.attempt, state.done)),) if state.answer else ()
-    return state, sent
+    if state.answer:
+        effects = (*effects, Send(Unproven(registration.register.attempt, state.done)))
+    return state, effects
