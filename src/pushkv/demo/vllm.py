@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -26,8 +25,9 @@ from pushkv.observe.timeline import (
 
 from .canary import flip_first_block
 from .engines import vllm_server
+from .pair import describe_pair
 from .report import DemoReport, RequestReport
-from .supervise import Progress, Server, ServerSpec, free_ports, run_servers
+from .supervise import Progress, Server, run_servers
 from .tiny_model import make_prompt, write_tiny_model
 
 __all__ = ["PROMPT_TOKENS", "run_vllm_demo"]
@@ -36,8 +36,8 @@ PROMPT_TOKENS = (5, 64, 300, 512, 600, 700, 1024, 1200, 1500, 2000)
 OUTPUT_TOKENS = 16
 CANARY_TOKENS = 100
 V_OFFSET_BYTES = 64 * 4 + 3
-"""The highest byte of the first V: vLLM's CPU cache holds K and V of a token side by side, 64 float32
-each in this model. A huge V cannot be attended away, as a huge K can."""
+"""The highest byte of the first V: vLLM's CPU cache holds K and V of a token side by side, in this
+model 64 float32 each. A huge V cannot be attended away, as a huge K can."""
 REQUEST_S = 300.0
 
 
@@ -52,7 +52,6 @@ class _Fleet:
     """Everything that runs, and where it writes."""
 
     servers: dict[str, Server]
-    control_port: int
     traces: tuple[Path, Path]
 
     def url(self, name: str) -> str:
@@ -85,63 +84,20 @@ async def _run(dispatch: str, directory: Path, model: Path, bars: Bars) -> DemoR
     task = bars.add_task("writing a tiny model", total=None)
     await anyio.to_thread.run_sync(write_tiny_model, model)
     bars.update(task, total=1, completed=1)
-    specs, control_port, traces = _specs(dispatch, directory, model)
+    pair = describe_pair(dispatch, directory, model)
+    specs = [vllm_server("monolithic", model, core=0), *pair.specs]
     async with run_servers(specs, directory, _show(bars)) as servers:
-        fleet = _Fleet(servers, control_port, traces)
+        fleet = _Fleet(servers, pair.traces)
         async with httpx.AsyncClient(timeout=REQUEST_S, trust_env=False) as client:
             await _push(report, fleet, client, bars)
+            report.local_prefills = await _local_prefills(report, fleet, client)
             await _canary(report, fleet, client, bars)
-    timelines = read_timelines(*traces)
-    cache = read_cache(traces[0])
+    timelines = read_timelines(*pair.traces)
+    cache = read_cache(pair.traces[0])
     for each in report.requests:
         each.timeline = timelines.get(TransferId(each.transfer), Timeline())
         each.bytes_expected = cache.bytes_of(each.prompt_tokens)
-        report.local_prefills += not each.failure and each.timeline.delivered_at is None
     return report
-
-
-def _specs(
-    dispatch: str, directory: Path, model: Path
-) -> tuple[list[ServerSpec], int, tuple[Path, Path]]:
-    """Three vLLM servers and the proxy, on two cores."""
-    control, prefill, decode, proxy = free_ports(4)
-    traces = directory / "prefill.ndjson", directory / "decode.ndjson"
-    for trace in traces:
-        trace.unlink(missing_ok=True)
-
-    def transfer(role: str, engine: str, port: int, trace: Path) -> dict[str, object]:
-        return {
-            "kv_connector": "PushKVConnector",
-            "kv_role": role,
-            "engine_id": engine,
-            "kv_connector_extra_config": {"port": port, "trace_path": str(trace)},
-        }
-
-    produce = transfer("kv_producer", "prefill", control, traces[0])
-    consume = transfer("kv_consumer", "decode", 0, traces[1])
-    return (
-        [
-            vllm_server("monolithic", model, core=0),
-            vllm_server("prefill", model, 0, produce, port=prefill),
-            vllm_server("decode", model, 1, consume, port=decode),
-            _proxy(dispatch, proxy, prefill, decode, control),
-        ],
-        control,
-        traces,
-    )
-
-
-def _proxy(dispatch: str, port: int, prefill: int, decode: int, control: int) -> ServerSpec:
-    return ServerSpec(
-        name="proxy",
-        command=[
-            sys.executable,
-            *("-m", "pushkv.demo.proxy", "--port", str(port), "--dispatch", dispatch),
-            *("--prefill", f"http://127.0.0.1:{prefill},127.0.0.1,{control},prefill"),
-            *("--decode", f"http://127.0.0.1:{decode}"),
-        ],
-        port=port,
-    )
 
 
 def _show(bars: Bars) -> Callable[[Progress], None]:
@@ -215,6 +171,28 @@ def _body(prompt: str) -> dict[str, object]:
         "ignore_eos": True,
         "return_token_ids": True,
     }
+
+
+async def _local_prefills(report: DemoReport, fleet: _Fleet, client: httpx.AsyncClient) -> int:
+    """How many prompts the decode engine computed, by vLLM's own count of tokens.
+
+    It computes one token of each prompt in any case: the last, whose logits it needs.
+    """
+    answer = await client.get(fleet.servers["decode"].url + "/metrics")
+    computed = sum(
+        float(line.rsplit(" ", 1)[1])
+        for line in answer.text.splitlines()
+        if line.startswith("vllm:prompt_tokens_by_source_total") and '"local_compute"' in line
+    )
+    answered = [each.prompt_tokens for each in report.requests if not each.failure]
+    excess = computed - len(answered)
+    local = 0
+    for length in sorted(answered):
+        if excess <= 0:
+            break
+        excess -= length - 1
+        local += 1
+    return local
 
 
 async def _canary(report: DemoReport, fleet: _Fleet, client: httpx.AsyncClient, bars: Bars) -> None:
