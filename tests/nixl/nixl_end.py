@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from types import ModuleType
 
 import numpy as np
 
@@ -34,7 +35,7 @@ class End:
         self.news = threading.Event()
         self.permit = Permit()
         self.permit.until_ns = FOREVER
-        self.transport = NixlTransport(**options)
+        self.transport = NixlTransport(**options)  # type: ignore[arg-type]
         region = Region(self.base, size_bytes)
         self.transport.start(worker, [region], time.monotonic_ns, self.news.set)
 
@@ -154,7 +155,7 @@ class End:
         return (time.process_time() - before) / seconds
 
     def modules(self) -> list[str]:
-        return [name for name, module in sys.modules.items() if module is not None]
+        return [name for name in sys.modules if isinstance(sys.modules[name], ModuleType)]
 
     def close(self, timeout_s: float) -> bool:
         return self.transport.close(timeout_s)
@@ -225,7 +226,7 @@ class RemoteEnd:
         self.worker, self.base, self.memory = self.call("info")
         return self
 
-    def call(self, name: str, *arguments: object):  # type: ignore[no-untyped-def]
+    def call(self, name: str, *arguments: object):
         self.connection.send((name, arguments))
         if not self.connection.poll(ANSWER_S):
             raise TimeoutError(f"{name} did not answer")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.nixl.nixl_end import RemoteEnd, meet
 
-from pushkv.transport import WriteOutcome
+from pushkv.transport import Completion, WriteOutcome
 
 pytestmark = [pytest.mark.nixl, pytest.mark.timeout(60)]
 
@@ -25,9 +25,10 @@ def ends() -> Iterator[tuple[RemoteEnd, RemoteEnd]]:
     consumer.stop()
 
 
-def one(end: RemoteEnd, peer: RemoteEnd, attempt: int, address: int | None = None) -> object:
+def one(end: RemoteEnd, peer: RemoteEnd, attempt: int, address: int | None = None) -> Completion:
     end.call("write", peer.worker, attempt, [0], [address or peer.base], BLOCK)
     (event,) = end.call("events", 1)
+    assert isinstance(event, Completion)
     assert event.attempt.attempt == attempt
     return event
 

@@ -79,6 +79,7 @@ def load_library() -> Library:
     """
     for name in _candidates():
         try:
+            importlib.import_module(name)
             bindings = importlib.import_module(f"{name}._bindings")
             return Library(bindings, distribution_version(name.replace("_", "-")))
         except ModuleNotFoundError as error:
