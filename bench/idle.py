@@ -3,7 +3,8 @@
     python bench/idle.py reference
     python bench/idle.py vllm
 
-For vLLM the API servers' own share is printed apart: it is not pushkv's, nor the engine's.
+For vLLM the API servers' share is printed apart, since it is neither pushkv's nor the engine's, and
+a monolithic engine's beside the pair's, since vLLM's own threads are not quite idle either.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 import anyio
 import httpx
 
+from pushkv.demo.engines import vllm_server
 from pushkv.demo.pair import describe_pair
 from pushkv.demo.reference import ReferenceProcess
 from pushkv.demo.supervise import run_servers
@@ -25,7 +27,7 @@ from pushkv.testing.reference_engine import Role
 
 TRANSFERS = 10
 SETTLE_S = 10.0
-MEASURE_S = 10.0
+MEASURE_S = 30.0
 
 
 def cpu_s(pid: int) -> float:
@@ -80,18 +82,21 @@ async def vllm() -> None:
         ):
             for index in range(TRANSFERS):
                 body = {"model": "tiny", "prompt": make_prompt(500, index), "max_tokens": 8}
-                answer = await client.post(servers["proxy"].url + "/v1/completions", json=body)
-                answer.raise_for_status()
+                for name in ("proxy", "monolithic"):
+                    answer = await client.post(servers[name].url + "/v1/completions", json=body)
+                    answer.raise_for_status()
             await anyio.sleep(SETTLE_S)
             pids = {}
-            for name in ("prefill", "decode"):
+            for name in ("monolithic", "prefill", "decode"):
                 for pid, command in group_pids(servers[name].group).items():
                     pids[pid] = f"{name} {command}"
             shares = share(list(pids))
             for pid, percent in sorted(shares.items()):
                 print(f"  {pids[pid]:40} {percent:5.1f} %")
-            engine = sum(value for pid, value in shares.items() if "EngineCor" in pids[pid])
-            print(f"vLLM pair, engine cores: {engine:.1f} % of a core")
+            cores = {pids[pid]: value for pid, value in shares.items() if "EngineCor" in pids[pid]}
+            alone = sum(value for name, value in cores.items() if name.startswith("monolithic"))
+            print(f"vLLM pair, engine cores: {sum(cores.values()) - alone:.1f} % of a core")
+            print(f"one vLLM engine core without pushkv: {alone:.1f} %")
 
 
 if __name__ == "__main__":
