@@ -170,7 +170,11 @@ class _LegError(Exception):
 
 
 class _Plan(NamedTuple):
-    """What one request of a client is to become."""
+    """What one request of a client is to become.
+
+    Both legs replace `kv_transfer_params` in its body: where KV comes from and where it goes is not
+    for a client to say.
+    """
 
     path: str
     body: Json
@@ -231,8 +235,6 @@ class _Completions:
         }
         if "Authorization" in request.headers:
             headers["Authorization"] = request.headers["Authorization"]
-        # Where KV comes from and goes to is not the client's to say.
-        body.pop("kv_transfer_params", None)
         return _Plan(
             path=request.url.path,
             body=body,
