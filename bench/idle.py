@@ -76,8 +76,9 @@ async def vllm() -> None:
         directory = Path(scratch)
         model = write_tiny_model(directory / "model")
         pair = describe_pair("concurrent", directory, model)
+        specs = [vllm_server("monolithic", model, core=0), *pair.specs]
         async with (
-            run_servers(pair.specs, directory) as servers,
+            run_servers(specs, directory) as servers,
             httpx.AsyncClient(timeout=120) as client,
         ):
             for index in range(TRANSFERS):
