@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,8 @@ class End:
     def __init__(self, worker: Worker, size_bytes: int, options: dict[str, object]) -> None:
         from pushkv_nixl import NixlTransport
 
+        self._handles = 0
+        self._count_handles()
         self.worker = worker
         self.memory = np.zeros(size_bytes, np.uint8)
         self.base = self.memory.ctypes.data
@@ -147,6 +150,26 @@ class End:
     def usage(self) -> tuple[int, int]:
         """Open file descriptors and threads, NIXL's included."""
         return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    def handles(self) -> int:
+        """NIXL's handles that were made and not released."""
+        return self._handles
+
+    def _count_handles(self) -> None:
+        from pushkv_nixl._library import Agent
+
+        prepare, release = Agent.prepare, Agent.release
+
+        def prepared(agent: Agent, *arguments: Any) -> int:
+            self._handles += 1
+            return prepare(agent, *arguments)
+
+        def released(agent: Agent, handle: int) -> None:
+            release(agent, handle)
+            self._handles -= 1
+
+        Agent.prepare = prepared  # type: ignore[method-assign, assignment]
+        Agent.release = released  # type: ignore[method-assign, assignment]
 
     def cpu(self, seconds: float) -> float:
         """The share of a core that this process uses while nothing happens."""

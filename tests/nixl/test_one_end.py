@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -122,8 +124,16 @@ def test_close_ends_what_waits_frees_everything_and_refuses_what_comes_later(
     assert end.process.exitcode == 0
 
 
-def test_a_process_that_forgets_to_close_ends_cleanly() -> None:
-    end = RemoteEnd("P", 70).ready()
-    end.call("look", True)
-    end.stop()
-    assert end.process.exitcode == 0
+def test_a_process_that_forgets_to_close_ends_its_agent_at_exit() -> None:
+    code = """
+import atexit, threading, time
+atexit.register(lambda: print([each.name for each in threading.enumerate()]))
+from pushkv.core.ids import EngineId, Incarnation, Worker
+from pushkv_nixl import NixlTransport
+transport = NixlTransport()
+transport.start(Worker(EngineId("P"), Incarnation(70), 0), [], time.monotonic_ns, lambda: None)
+transport.look_for_arrivals(True)
+print([each.name for each in threading.enumerate()])
+"""
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert seen.stdout.splitlines() == ["['MainThread', 'pushkv-nixl-0']", "['MainThread']"]

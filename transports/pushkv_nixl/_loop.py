@@ -24,7 +24,7 @@ from pushkv.transport import Write, WriteOutcome
 
 from ._arrivals import Arrivals
 from ._codec import agent_name, encode_memory
-from ._library import Agent, Library
+from ._library import Agent, Library, NixlError
 from ._open_write import OpenWrite, Step
 from ._outbox import Outbox
 from ._peers import Peers
@@ -138,9 +138,14 @@ class AgentThread(threading.Thread):
         self._agent = Agent(
             setup.library, name, setup.backend, setup.options, setup.progress_delay_us
         )
-        self._agent.register(setup.regions)
+        try:
+            self._agent.register(setup.regions)
+            metadata = self._agent.metadata()
+        except NixlError:
+            self._agent.destroy()
+            raise
         self.memory = encode_memory(
-            setup.library.version, setup.backend, name, setup.regions, self._agent.metadata()
+            setup.library.version, setup.backend, name, setup.regions, metadata
         )
         self._peers = Peers(self._agent, setup.library.version, setup.backend)
 

@@ -142,7 +142,7 @@ class NixlTransport:
             clock,
         )
         thread = self._thread = AgentThread(setup, self._outbox)
-        # A daemon thread inside NIXL while the interpreter ends would abort the process.
+        # A peer that vanishes without disconnecting has been seen to break the other's queue pair.
         atexit.register(self._at_exit)
         thread.start()
         if not thread.started.wait(self._start_timeout_s):
