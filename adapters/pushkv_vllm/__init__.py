@@ -5,6 +5,7 @@ Importing this package imports neither vLLM nor torch; naming `PushKVConnector` 
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from pushkv.core.errors import MissingDependencyError
@@ -12,9 +13,14 @@ from pushkv.core.errors import MissingDependencyError
 if TYPE_CHECKING:
     from .connector import PushKVConnector
 
-__all__ = ["PushKVConnector", "register"]
+__all__ = ["CORES", "PushKVConnector", "register"]
 
 CONNECTOR = "PushKVConnector"
+
+CORES = frozenset(os.sched_getaffinity(0))
+"""What this process may run on, noted before vLLM pins the model's threads. A runtime that stayed
+on the model's core would wait for each of its steps: 120 to 170 ms instead of 8 to 20 ms from the
+end of prefill to the consumer's notice, measured on vLLM for CPU."""
 
 
 def register() -> None:

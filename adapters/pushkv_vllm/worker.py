@@ -14,6 +14,7 @@ from pushkv.core.events import EngineEvent
 from pushkv.core.ids import EngineId
 from pushkv.layout import CacheGroup, CacheLayout, CacheRegion
 
+from . import CORES
 from .channel import Endpoint, StepReports, publish, withdraw
 from .config import Options
 from .identity import model_identity
@@ -80,6 +81,7 @@ class WorkerHalf:
                 model=model_identity(config, options.model, options.weights_epoch),
                 layout=layout,
                 policy=evolve(options.policy, exposed_blocks=budget),
+                cores=CORES,
                 trace_path=options.trace_path,
             ),
             load_transport(options.transport, options.transport_options),

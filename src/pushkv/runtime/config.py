@@ -41,6 +41,8 @@ class RuntimeConfig:
         plaintext: Accept an unauthenticated channel beyond loopback. Whoever reaches it can
             overwrite the KV cache.
         policy: Durations and bounds.
+        cores: CPU cores for the runtime's threads and its transport's, where these must not be
+            those of the thread that starts it; empty for those. Linux only.
         trace_path: Where to write a line of JSON per step; None for nowhere.
         clock: Monotonic nanoseconds.
 
@@ -58,6 +60,7 @@ class RuntimeConfig:
     advertise_host: str = ""
     plaintext: bool = False
     policy: Policy = field(factory=Policy)
+    cores: frozenset[int] = frozenset()
     trace_path: Path | None = None
     clock: Callable[[], int] = time.monotonic_ns
 

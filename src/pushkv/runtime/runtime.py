@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 from collections import Counter, deque
@@ -90,6 +91,9 @@ class Runtime:
 
     def _main(self) -> None:
         try:
+            if self.config.cores:
+                # The thread that starts us may be pinned to a model's core, and threads inherit.
+                os.sched_setaffinity(0, self.config.cores)
             anyio.run(self._run)
         except BaseException as error:
             self._error = error
