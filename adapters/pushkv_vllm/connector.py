@@ -214,6 +214,13 @@ def _refuse_unserved(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) ->
         size = getattr(parallel, name, 1)
         if size != 1:
             raise ConfigurationError(name, size, "1: one rank per engine in this version of pushkv")
+    lookahead = getattr(vllm_config, "num_prefill_lookahead_tokens", 0)
+    if lookahead > 1:
+        raise ConfigurationError(
+            "num_prefill_lookahead_tokens",
+            lookahead,
+            "at most 1: no multi-module MTP in this version",
+        )
     for group in kv_cache_config.transfer_groups:
         spec = group.kv_cache_spec
         if not isinstance(spec, FullAttentionSpec):

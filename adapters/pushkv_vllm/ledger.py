@@ -6,20 +6,25 @@ never comes pins blocks for ever. This ledger is where that trust is earned. A r
 exactly once for each attempt that was offered, whatever is reported late, twice or about nobody,
 and whichever of outcome and abort comes first:
 
-==========  ===============================  ==========================  =========================
-phase       vLLM's status of the request     outcome of the attempt      request finished (abort)
-==========  ===============================  ==========================  =========================
-WANTED      not scheduled, or again          stale                       forgotten; P is told
-WAITING     WAITING_FOR_REMOTE_KVS           due; DELIVERED, BACKOFF or  due; the attempt is
-                                             LOCAL                       cancelled; forgotten
-BACKOFF     failed or waiting again          stale                       forgotten; cancelled
-DELIVERED   running, preempted               stale                       forgotten
-LOCAL       prefills here                    stale                       forgotten
-==========  ===============================  ==========================  =========================
+==========  =========================  ==============================  ==========================
+phase       vLLM's view                what the runtime reports        request finished (abort)
+==========  =========================  ==============================  ==========================
+WANTED      not scheduled, or again    stale                           forgotten; P is told
+WAITING     WAITING_FOR_REMOTE_KVS     outcome: due, and DELIVERED or  due; cancelled; forgotten
+                                       LOCAL; to be retried: BACKOFF
+BACKOFF     WAITING_FOR_REMOTE_KVS     retry due: WAITING again on     due; cancelled; forgotten
+                                       the same blocks if they are
+                                       released, else due and WANTED
+DELIVERED   running, preempted         stale                           forgotten
+LOCAL       prefills here              stale                           forgotten
+==========  =========================  ==============================  ==========================
 
-Why an abort in WAITING must make the request due: vLLM then keeps the entry and its blocks until
-the id comes back as received, and steps the engine until it does. Why an abort after that must not:
-the scheduler has freed, or is about to free, both.
+So a retry is not yet a failure: vLLM hears nothing of it unless the old blocks are still exposed
+and it must allocate others. Its `kv_load_failure_policy` then says whether that ends the request.
+
+Why an abort in WAITING or BACKOFF must make the request due: vLLM then keeps the entry and its
+blocks until the id comes back as received, and steps the engine until it does. Why an abort after
+that must not: the scheduler has freed, or is about to free, both.
 
 The ledger holds no block, no lock and no clock, and lives on the scheduler's thread.
 """
@@ -33,7 +38,14 @@ from enum import StrEnum
 
 from attrs import define, field, frozen
 
-from pushkv.core.effects import Delivered, NotDelivered, ProducerAddress, RetryDue
+from pushkv.core.effects import (
+    BlocksReleased,
+    Delivered,
+    NotDelivered,
+    ProducerAddress,
+    RetryDue,
+)
+from pushkv.core.events import Offered
 from pushkv.core.ids import TransferId
 
 __all__ = ["Due", "Entry", "Ledger", "Parting", "Phase"]
@@ -64,7 +76,8 @@ class Entry:
     """One request that receives its KV cache.
 
     Attributes:
-        attempt: The number of the last attempt offered; 0 before the first.
+        offer: The last attempt, once there was one.
+        released: Nothing can write into the blocks of `offer` any more.
         failures: Attempts that failed.
     """
 
@@ -74,7 +87,8 @@ class Entry:
     digest: bytes
     tokens: int
     phase: Phase = Phase.WANTED
-    attempt: int = 0
+    offer: Offered | None = None
+    released: bool = False
     failures: int = 0
 
 
@@ -130,16 +144,11 @@ class Ledger:
         """A fresh attempt number: one counter per consumer incarnation, none used twice (R9)."""
         return next(self._numbers)
 
-    def offer(self, entry: Entry) -> int:
-        """The request's blocks are allocated and offered: it waits for one outcome.
-
-        Returns:
-            The attempt's number.
-        """
-        assert entry.phase is Phase.WANTED, f"{entry.request_id} is {entry.phase}"
-        entry.phase, entry.attempt = Phase.WAITING, self.number()
-        self._attempts[entry.attempt] = entry.request_id
-        return entry.attempt
+    def offered(self, entry: Entry, offer: Offered) -> None:
+        """The request's blocks are offered: it waits for one outcome."""
+        assert entry.phase in (Phase.WANTED, Phase.BACKOFF), f"{entry.request_id} is {entry.phase}"
+        entry.phase, entry.offer, entry.released = Phase.WAITING, offer, False
+        self._attempts[offer.attempt] = entry.request_id
 
     def prefill_here(self, entry: Entry) -> None:
         """The request is scheduled without a transfer."""
@@ -158,20 +167,37 @@ class Ledger:
         """An attempt failed. Returns its entry unless the report is stale."""
         entry = self._outcome(report)
         if entry is not None:
-            entry.phase = Phase.BACKOFF if report.retry else Phase.LOCAL
             entry.failures += 1
-            self._due[entry.request_id] = True
+            if report.retry:
+                entry.phase = Phase.BACKOFF
+            else:
+                entry.phase = Phase.LOCAL
+                self._due[entry.request_id] = True
         return entry
 
+    def released(self, report: BlocksReleased) -> None:
+        """The blocks of an attempt are its engine's again; most attempts are over by then."""
+        entry = self._of(report.transfer)
+        if entry is not None and entry.offer is not None:
+            entry.released |= entry.offer.attempt == report.attempt
+
     def retry_due(self, report: RetryDue) -> Entry | None:
-        """The backoff is over: a new attempt may be offered when vLLM asks again."""
-        request_id = self._transfers.get(report.transfer)
-        entry = self._entries.get(request_id) if request_id is not None else None
-        if entry is None or entry.phase is not Phase.BACKOFF or entry.attempt != report.attempt:
+        """The backoff is over. Returns the entry to offer again, unless the report is stale."""
+        entry = self._of(report.transfer)
+        if entry is None or entry.phase is not Phase.BACKOFF:
             self.counts["stale retry"] += 1
             return None
-        entry.phase = Phase.WANTED
+        assert entry.offer is not None, f"{entry.request_id} was never offered"
+        if entry.offer.attempt != report.attempt:
+            self.counts["stale retry"] += 1
+            return None
         return entry
+
+    def ask_for_others(self, entry: Entry) -> None:
+        """The entry's blocks cannot be offered again: vLLM must allocate others, or give up."""
+        assert entry.phase is Phase.BACKOFF, f"{entry.request_id} is {entry.phase}"
+        entry.phase = Phase.WANTED
+        self._due[entry.request_id] = True
 
     def finished(self, request_id: str) -> tuple[Entry | None, Parting]:
         """VLLM finished the request, for whatever reason: forget it.
@@ -183,15 +209,14 @@ class Ledger:
         if entry is None:
             return None, Parting.NOTHING
         del self._transfers[entry.transfer]
-        if entry.phase is Phase.WAITING:
-            del self._attempts[entry.attempt]
+        if entry.phase in (Phase.WAITING, Phase.BACKOFF):
+            assert entry.offer is not None, f"{request_id} was never offered"
+            self._attempts.pop(entry.offer.attempt, None)
             self._due[request_id] = False
             return entry, Parting.CANCEL
         if request_id in self._due:
             # The outcome is in and vLLM has not heard it: it waits for the id, whatever the rest.
             self._due[request_id] = False
-        if entry.phase is Phase.BACKOFF:
-            return entry, Parting.CANCEL
         if entry.phase is Phase.WANTED:
             return entry, Parting.DECLINE
         return entry, Parting.NOTHING
@@ -205,6 +230,10 @@ class Ledger:
         )
         self._due = {}
         return due
+
+    def _of(self, transfer: TransferId) -> Entry | None:
+        request_id = self._transfers.get(transfer)
+        return None if request_id is None else self._entries[request_id]
 
     def _outcome(self, report: Delivered | NotDelivered) -> Entry | None:
         request_id = self._attempts.get(report.attempt)

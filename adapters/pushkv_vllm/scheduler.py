@@ -37,7 +37,7 @@ from pushkv.core.effects import (
 )
 from pushkv.core.errors import RemoteProtocolError
 from pushkv.core.events import Arrived, Cancelled, Computed, Offered, PrefillAborted
-from pushkv.core.ids import Blocks, TransferId
+from pushkv.core.ids import Blocks, TransferId, block_count
 
 from .blocks import Admission, BlockPool, Pins, admit
 from .channel import Channel, Direct, Endpoint, Relay, StepMetadata, StepReports, find_bridge
@@ -201,14 +201,15 @@ class SchedulerHalf:
             The number of tokens, None for "ask again", and whether they come between steps.
         """
         entry = self.ledger.get(request.request_id)
-        if entry is None or entry.phase not in (Phase.WANTED, Phase.BACKOFF):
+        if entry is None or entry.phase is not Phase.WANTED:
             return 0, False
-        if entry.phase is Phase.BACKOFF:
-            return None, False
         remote_tokens = entry.tokens - cached_tokens
         if remote_tokens <= 0:
             return 0, False
-        match self._admission(entry, cached_tokens):
+        needed = sum(
+            -(-entry.tokens // size) - cached_tokens // size for size in self.shape.block_tokens
+        )
+        match self._admission(needed):
             case Admission.NOW:
                 return remote_tokens, True
             case Admission.LATER:
@@ -216,10 +217,7 @@ class SchedulerHalf:
             case Admission.NEVER:
                 return 0, False
 
-    def _admission(self, entry: Entry, cached_tokens: int) -> Admission:
-        needed = sum(
-            -(-entry.tokens // size) - cached_tokens // size for size in self.shape.block_tokens
-        )
+    def _admission(self, needed: int) -> Admission:
         pins = self.destinations
         ending = pins.held_by(self.ledger.running())
         return admit(needed, pins.held, ending, self.budget)
@@ -240,20 +238,35 @@ class SchedulerHalf:
             blocks.blocks[group][start // size : -(-entry.tokens // size)]
             for group, size in zip(self.shape.groups, self.shape.block_tokens, strict=True)
         ]
-        attempt = self.ledger.offer(entry)
-        self.destinations.pin(attempt, (block for group in ranges for block in group))
-        self.channel.submit(
-            Offered(
-                transfer=entry.transfer,
-                attempt=attempt,
-                producers=(entry.producer,),
-                blocks=tuple(tuple(block.block_id for block in group) for group in ranges),
-                start=start,
-                end=entry.tokens,
-                prompt_digest=entry.digest,
-                failures=entry.failures,
-            )
+        numbers = tuple(tuple(block.block_id for block in group) for group in ranges)
+        self._offer(entry, numbers, start)
+
+    def _offer(self, entry: Entry, blocks: Blocks, start: int) -> None:
+        offer = Offered(
+            transfer=entry.transfer,
+            attempt=self.ledger.number(),
+            producers=(entry.producer,),
+            blocks=blocks,
+            start=start,
+            end=entry.tokens,
+            prompt_digest=entry.digest,
+            failures=entry.failures,
         )
+        self.ledger.offered(entry, offer)
+        pool = self.destinations.pool
+        self.destinations.pin(
+            offer.attempt, (pool.blocks[number] for group in blocks for number in group)
+        )
+        self.channel.submit(offer)
+
+    def _offer_again(self, entry: Entry) -> None:
+        """After a backoff: on the same blocks, which are still the request's, if that is safe."""
+        offer = entry.offer
+        assert offer is not None, f"{entry.request_id} was never offered"
+        if entry.released and self._admission(block_count(offer.blocks)) is Admission.NOW:
+            self._offer(entry, offer.blocks, offer.start)
+        else:
+            self.ledger.ask_for_others(entry)
 
     def _decline(self, entry: Entry) -> None:
         """Ask for no tokens at all: else the producer holds them until its time is over."""
@@ -365,8 +378,11 @@ class SchedulerHalf:
                     what = "transfer failed, retrying" if report.retry else "transfer failed"
                     self._local(entry.request_id, what, report.reason)
             case RetryDue():
-                self.ledger.retry_due(report)
+                again = self.ledger.retry_due(report)
+                if again is not None:
+                    self._offer_again(again)
             case BlocksReleased():
+                self.ledger.released(report)
                 self.destinations.unpin(report.attempt)
             case SourceReleased():
                 self._held.pop(report.transfer, None)

@@ -139,16 +139,45 @@ def test_failure_under_fail_ends_that_request_alone(direct: bool) -> None:
     assert engine.used == 0
 
 
-def test_a_retry_waits_out_its_backoff_and_offers_fresh_blocks(direct: bool) -> None:
+@pytest.mark.parametrize("policy", ["fail", "recompute"])
+@pytest.mark.parametrize("released_first", [False, True])
+def test_a_retry_on_released_blocks_is_no_news_to_vllm(
+    direct: bool, policy: str, released_first: bool
+) -> None:
+    engine = waiting(direct, policy=policy)
+    first = engine.offered
+    if released_first:
+        engine.bridge.release(first)
+    engine.bridge.fail(first, Reason.WRITE, retry=True)
+    if not released_first:
+        engine.bridge.release(first)
+    for _ in range(5):
+        engine.step()
+    assert engine.bridge.of(Offered) == [first], "the backoff is not over"
+    engine.bridge.retry(first)
+    engine.step()
+    engine.step()
+    second = engine.offered
+    assert (second.blocks, second.start, second.failures) == (first.blocks, first.start, 1)
+    assert second.attempt > first.attempt
+    assert engine.status("a") is WAITING
+    engine.bridge.deliver(second)
+    engine.run()
+    assert engine.told == [("a", False)]
+    assert engine.finish_reasons == {"a": "length"}
+    assert engine.used == 0
+
+
+def test_a_retry_while_the_old_blocks_are_exposed_takes_fresh_ones(direct: bool) -> None:
     engine = waiting(direct, policy="recompute")
     first = engine.offered
     engine.bridge.fail(first, Reason.LINK_LOST, retry=True)
     for _ in range(5):
         engine.step()
-    assert engine.status("a") is RequestStatus.WAITING
+    assert engine.status("a") is WAITING
     assert engine.bridge.of(Offered) == [first]
     engine.bridge.retry(first)
-    for _ in range(3):
+    while engine.offered == first:
         engine.step()
     second = engine.offered
     assert second.attempt > first.attempt
@@ -161,12 +190,21 @@ def test_a_retry_waits_out_its_backoff_and_offers_fresh_blocks(direct: bool) -> 
     assert engine.used == 0
 
 
-def test_a_retry_under_fail_is_cancelled(direct: bool) -> None:
+def test_fresh_blocks_are_a_failure_under_fail(direct: bool) -> None:
     engine = waiting(direct, policy="fail")
-    engine.bridge.fail(engine.offered, Reason.LINK_LOST, retry=True)
+    first = engine.offered
+    engine.bridge.fail(first, Reason.LINK_LOST, retry=True)
+    engine.step()
+    engine.bridge.retry(first)
     engine.run()
     assert engine.finish_reasons == {"a": "error"}
-    assert [event.transfer for event in engine.bridge.of(Cancelled)] == ["t1"]
+    assert engine.told == [("a", True)]
+    assert engine.offered.start == engine.offered.end, "the producer holds it for nobody"
+    assert engine.used == 7
+    engine.bridge.release(first)
+    engine.add("b", 5)
+    engine.run()
+    assert engine.used == 0
 
 
 def test_abort_while_waiting_ends_the_request_and_keeps_the_blocks(direct: bool) -> None:
