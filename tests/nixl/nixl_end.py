@@ -52,7 +52,9 @@ class End:
         self.transport.remove_peer(worker)
 
     def fill(self, seed: int) -> None:
-        self.memory[:] = np.random.default_rng(seed).integers(1, 256, len(self.memory), np.uint8)
+        period = 1_000_003  # a prime, so that no two blocks are alike
+        content = np.random.default_rng(seed).integers(1, 256, period, np.uint8)
+        self.memory[:] = np.resize(content, len(self.memory))
 
     def clear(self) -> None:
         self.memory[:] = 0

@@ -9,7 +9,9 @@ Threads
     thread, which waits for events (`progress_delay_us` ≥ 1; at 0 it would spin a core). While no
     WRITE is open and nobody looks for arrivals, the owner sleeps; every 5 s it fetches
     notifications that nobody looked for, because NIXL keeps them without bound. Calls into the
-    transport put an order into a queue; `poll` drains a deque.
+    transport put an order into a queue; `poll` drains a deque. UCX is told to lock with a mutex
+    (``USE_MT_MUTEX=y``, unless ``engine_config`` or ``UCX_USE_MT_MUTEX`` says otherwise): with its
+    spinlock two threads on one core cost a post milliseconds.
 
 A WRITE
     is cut into pieces of at most 1024 descriptors and 64 MiB. Before each the permit is asked

@@ -147,7 +147,7 @@ class OpenWrite:
             return True
         try:
             return self.write.ready()
-        except Exception as error:  # noqa: BLE001 - whatever the engine raises harms its WRITE alone
+        except Exception as error:  # noqa: BLE001 - it harms its own WRITE alone
             self.stop(WriteOutcome.FAILED, f"ready() raised {error!r}")
             return False
 
