@@ -140,7 +140,7 @@ class Arrival:
 class Transport(Protocol):
     """What every transport does. The runtime's thread alone calls it, except where noted.
 
-    No method blocks on a peer. `post` may be slow in a transport's own thread, never in the caller's.
+    No method blocks on a peer. `post` may be slow in a transport's own thread, not in the caller's.
     """
 
     @property
