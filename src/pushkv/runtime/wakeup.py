@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 import anyio
+import anyio.lowlevel
 
 __all__ = ["Wakeup"]
 
@@ -34,8 +35,11 @@ class Wakeup:
             return
 
     async def wait(self) -> None:
-        """Until rung since the last `clear`."""
-        if not self._rung:
+        """Until rung since the last `clear`. Lets other tasks run even where it rings already."""
+        if self._rung:
+            # Whoever rings without a pause must not keep the event loop from its sockets.
+            await anyio.lowlevel.checkpoint()
+        else:
             await anyio.wait_readable(self._near)
 
     def clear(self) -> None:
