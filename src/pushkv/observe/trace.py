@@ -6,12 +6,16 @@ can be laid side by side.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
+from pushkv.core.errors import ConfigurationError
 from pushkv.core.ids import Worker
 from pushkv.core.machines import StepRecord
 from pushkv.layout import CacheLayout, CacheRegion
@@ -19,13 +23,28 @@ from pushkv.transport import Completion
 
 __all__ = ["TraceWriter"]
 
+log = logging.getLogger("pushkv.trace")
+
 
 class TraceWriter:
-    """Writes one endpoint's trace. One thread; writes are buffered until `flush`."""
+    """Writes one endpoint's trace. One thread; writes are buffered until `flush`.
+
+    A trace that cannot be written on, because the disk is full, ends there with a line in the log:
+    no transfer fails for want of its trace.
+
+    Raises:
+        ConfigurationError: `path` cannot be written.
+    """
 
     def __init__(self, path: Path, worker: Worker, layout: CacheLayout) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: IO[bytes] = path.open("ab")
+        self._path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: IO[bytes] = path.open("ab")
+        except OSError as error:
+            raise ConfigurationError(
+                "trace_path", str(path), f"a file to append to ({error})"
+            ) from error
         self._encode = msgspec.json.Encoder(enc_hook=_plain).encode
         cache = [
             {
@@ -62,14 +81,25 @@ class TraceWriter:
 
     def flush(self) -> None:
         """Hand what is buffered to the system."""
-        self._file.flush()
+        self._try(lambda file: file.flush())
 
     def close(self) -> None:
         """Flush and close."""
-        self._file.close()
+        self._try(lambda file: file.close())
 
     def _write(self, line: dict[str, object]) -> None:
-        self._file.write(self._encode(line) + b"\n")
+        data = self._encode(line) + b"\n"
+        self._try(lambda file: file.write(data))
+
+    def _try(self, act: Callable[[IO[bytes]], object]) -> None:
+        if self._file.closed:
+            return
+        try:
+            act(self._file)
+        except OSError as error:
+            log.error("the trace %s ends here: %s", self._path, error)
+            with contextlib.suppress(OSError):
+                self._file.close()
 
 
 def _region(region: CacheRegion) -> dict[str, int]:
