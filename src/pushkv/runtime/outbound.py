@@ -21,7 +21,9 @@ log = logging.getLogger("pushkv.runtime")
 
 @define
 class _Peer:
-    layout: CacheLayout
+    """A consumer; `layout` is None while nothing it said of its memory could be used."""
+
+    layout: CacheLayout | None = None
     links: int = 0
     open: int = 0
 
@@ -40,7 +42,6 @@ class Outbound:
         self._transport = transport
         self._fail = fail
         self._peers: dict[Worker, _Peer] = {}
-        self._workers: dict[Epoch, Worker] = {}
         self._permits: dict[Epoch, Permit] = {}
         self._open: dict[tuple[AttemptId, int], Worker] = {}
 
@@ -51,6 +52,8 @@ class Outbound:
 
     def joined(self, effect: PeerJoined) -> None:
         """A consumer's memory is known; it may be one we know already, over a newer link."""
+        peer = self._peers.setdefault(effect.peer, _Peer())
+        peer.links += 1
         try:
             layout, memory = split_memory(effect.hello.memory)
             if layout.description() != effect.hello.layout:
@@ -58,9 +61,7 @@ class Outbound:
         except PushKVError as error:
             log.warning("memory of %s cannot be used: %s", effect.peer.engine, error)
             return
-        peer = self._peers.setdefault(effect.peer, _Peer(layout))
         peer.layout = layout
-        peer.links += 1
         self._transport.add_peer(effect.peer, memory)
 
     def granted(self, effect: PermitGranted) -> None:
@@ -82,7 +83,7 @@ class Outbound:
         attempt = effect.attempt
         worker = Worker(attempt.consumer, attempt.consumer_incarnation, attempt.consumer_rank)
         peer = self._peers.get(worker)
-        if peer is None:
+        if peer is None or peer.layout is None:
             self._fail(WriteClosed(attempt, effect.part.number, "failed", "unknown peer memory"))
             return
         try:
@@ -127,4 +128,5 @@ class Outbound:
         peer = self._peers[worker]
         if peer.links == 0 and peer.open == 0:
             del self._peers[worker]
-            self._transport.remove_peer(worker)
+            if peer.layout is not None:
+                self._transport.remove_peer(worker)
