@@ -18,6 +18,8 @@ from .channel import is_loopback
 
 __all__ = ["RuntimeConfig", "new_incarnation"]
 
+EVERY_ADDRESS = ("", "0.0.0.0", "::")  # noqa: S104 - recognized, not listened on
+
 
 def new_incarnation() -> Incarnation:
     """A random unsigned 64-bit number, for one life of one engine's process."""
@@ -37,7 +39,8 @@ class RuntimeConfig:
         listen_host: Where to accept control connections. The channel is plaintext in this version,
             so an address that others can reach needs `plaintext`.
         listen_port: 0 takes any free one.
-        advertise_host: The name under which peers reach `listen_host`; the same by default.
+        advertise_host: The name under which peers reach `listen_host`; the same by default, which
+            will not do where that is every address.
         plaintext: Accept an unauthenticated channel beyond loopback. Whoever reaches it can
             overwrite the KV cache.
         policy: Durations and bounds.
@@ -75,4 +78,8 @@ class RuntimeConfig:
                 self.listen_host,
                 "a loopback address, or plaintext=True on a network where every host may be "
                 "trusted with the KV cache",
+            )
+        if self.listen_host in EVERY_ADDRESS and not self.advertise_host:
+            raise ConfigurationError(
+                "advertise_host", "", f"this host's name: peers cannot dial {self.listen_host!r}"
             )

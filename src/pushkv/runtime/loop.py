@@ -20,7 +20,6 @@ from pushkv.core.effects import (
     Effect,
     Hangup,
     LookForArrivals,
-    NotDelivered,
     PeerJoined,
     PermitEnded,
     PermitGranted,
@@ -32,6 +31,7 @@ from pushkv.core.endpoint import Endpoint, Identity
 from pushkv.core.errors import LocalProtocolError
 from pushkv.core.events import ArrivalSeen, Cancelled, Event, PrefillAborted, Tick
 from pushkv.core.ids import FOREVER, Instant
+from pushkv.core.machines import StepRecord
 from pushkv.core.messages import Reason
 from pushkv.observe.trace import TraceWriter
 from pushkv.transport import Completion, Transport
@@ -39,6 +39,7 @@ from pushkv.transport import Completion, Transport
 from .bridge import Bridge
 from .channel import Channel
 from .config import RuntimeConfig
+from .failures import Failures
 from .outbound import Outbound
 from .wakeup import Wakeup
 
@@ -61,12 +62,14 @@ class Loop:
         channel: Channel,
         bridge: Bridge,
         counters: Counter[str],
+        failures: Failures,
     ) -> None:
         self._clock = config.clock
         self._transport = transport
         self._channel = channel
         self._bridge = bridge
         self._counters = counters
+        self._failures = failures
         self._late: deque[Event] = deque()
         self._outbound = Outbound(config.layout, transport, self._late.append)
         self._trace: TraceWriter | None = None
@@ -78,7 +81,7 @@ class Loop:
             transport.capabilities,
             compare,
             Instant(config.clock()),
-            None if self._trace is None else self._trace.step,
+            self._observe,
         )
 
     async def run(
@@ -98,6 +101,7 @@ class Loop:
             if timeout_s is not None:
                 if until is None:
                     until = anyio.current_time() + timeout_s
+                    self._bridge.close()
                     self._give_up()
                     continue
                 if self._is_empty() or anyio.current_time() >= until:
@@ -113,7 +117,13 @@ class Loop:
             await wakeup.wait()
 
     def _turn(self, inbox: deque[Event]) -> None:
-        """Everything that has happened so far."""
+        """Everything that has happened so far, and what follows from it at once."""
+        self._take_all(inbox)
+        if self._clock() >= self._endpoint.next_deadline():
+            self._happen(Tick())
+            self._take_all(inbox)
+
+    def _take_all(self, inbox: deque[Event]) -> None:
         busy = True
         while busy:
             busy = False
@@ -132,8 +142,6 @@ class Loop:
                     self._happen(self._outbound.completed(news))
                 else:
                     self._happen(ArrivalSeen(news.attempt, news.part, news.token))
-        if self._clock() >= self._endpoint.next_deadline():
-            self._happen(Tick())
 
     def _happen(self, event: Event) -> None:
         """One event; what contradicts the contract is logged and harms nothing else."""
@@ -145,6 +153,12 @@ class Loop:
             return
         for effect in effects:
             self._do(effect)
+        self._failures.forget()
+
+    def _observe(self, record: StepRecord) -> None:
+        self._failures.observe(record)
+        if self._trace is not None:
+            self._trace.step(record)
 
     def _do(self, effect: Effect) -> None:
         match effect:
@@ -168,14 +182,7 @@ class Loop:
                 self._count(effect)
             case _:
                 assert isinstance(effect, Report), f"{effect!r} left the endpoint"
-                if isinstance(effect, NotDelivered):
-                    self._counters[f"not_delivered_{effect.reason}"] += 1
-                    log.warning(
-                        "transfer %s attempt %d not delivered: %s",
-                        effect.transfer,
-                        effect.attempt,
-                        effect.reason,
-                    )
+                self._failures.report(effect, self._bridge.offer(effect))
                 self._bridge.report(effect)
 
     def _count(self, effect: Counted) -> None:

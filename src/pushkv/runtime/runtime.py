@@ -9,21 +9,26 @@ import threading
 from collections import Counter, deque
 
 import anyio
-import anyio.to_thread
 from attrs import evolve
 
 from pushkv.core.endpoint import Identity
-from pushkv.core.errors import TransportError
+from pushkv.core.errors import (
+    ConfigurationError,
+    LocalProtocolError,
+    PushKVError,
+    TransportError,
+)
 from pushkv.core.events import Event
 from pushkv.core.messages import Hello, RankAddress
 from pushkv.core.rules import restart_grace
 from pushkv.layout import join_memory
 from pushkv.transport import Transport
-from pushkv.wire import PROTOCOL
+from pushkv.wire import PROTOCOL, frame
 
 from .bridge import Bridge
 from .channel import Channel, is_loopback
 from .config import RuntimeConfig
+from .failures import Failures
 from .loop import Loop
 from .wakeup import Wakeup
 
@@ -32,12 +37,20 @@ __all__ = ["Runtime"]
 log = logging.getLogger("pushkv.runtime")
 
 START_S = 60.0
+STOP_MARGIN_S = 5.0
+CLOSE_S = 1.0
+"""For what is still queued, and for the transport, once everything has drained."""
+CUT_S = 0.1
+"""The same when it has not, and nobody waits any longer."""
 
 
 class Runtime:
     """Moves one worker rank's transfers in a thread of its own, whatever the engine does.
 
-    Build, `start`, talk through `bridge`, `stop`. All methods may be called from any thread.
+    Build, `start` once, talk through `bridge`, `stop`. All methods may be called from any thread.
+
+    Should its thread ever die, the engine is not left waiting: each attempt without an outcome is
+    reported as not delivered, and so is each later one. Blocks are not reported as released then.
     """
 
     def __init__(self, config: RuntimeConfig, transport: Transport) -> None:
@@ -48,11 +61,16 @@ class Runtime:
         self._wakeup = Wakeup()
         self.bridge = Bridge(self._wakeup.set)
         """The engine's side: `submit`, `take`, `wait`."""
+        self._failures = Failures(config.rank, self.counters)
         self._inbox: deque[Event] = deque()
         self._port = 0
-        self._ready = threading.Event()
+        self._lock = threading.Lock()
+        self._is_used = False
+        self._listens = threading.Event()
+        self._ended = threading.Event()
         self._error: BaseException | None = None
         self._stop_at: float | None = None
+        self._owns_transport = False
         self._drained = False
         self._thread = threading.Thread(
             target=self._main, name=f"pushkv-{config.engine}-{config.rank}", daemon=True
@@ -67,44 +85,88 @@ class Runtime:
         """Register memory, listen, and begin. Blocks until that is done (R13: and safe).
 
         Raises:
-            ConfigurationError: The address cannot be listened on.
+            ConfigurationError: The address cannot be listened on, or HELLO cannot hold a setting.
             TransportError: The transport cannot start.
+            LocalProtocolError: It was started or stopped before.
         """
-        self._thread.start()
-        if not self._ready.wait(START_S):
+        with self._lock:
+            if self._is_used:
+                raise LocalProtocolError("a runtime is started once: make a new one")
+            self._is_used = True
+            self._thread.start()
+        if not self._listens.wait(START_S):
+            self._stop_at = 0.0
             raise TransportError(f"the transport did not start within {START_S:g} s")
+        if self._error is None:
+            # R13. Peers are served meanwhile; only this engine may not hand out blocks yet.
+            grace = restart_grace(self.config.policy.lease, self._transport.capabilities)
+            self._ended.wait(grace / 1e9)
         if self._error is not None:
+            self._thread.join()
             raise self._error
 
     def stop(self, timeout_s: float = 5.0) -> bool:
         """Give up every transfer, let WRITEs drain for up to `timeout_s`, and end the thread.
 
+        May be called again, and before `start`.
+
         Returns:
             Whether everything drained. Where not, peers may still WRITE: do not reuse the memory.
         """
-        self._stop_at = timeout_s
+        with self._lock:
+            if not self._is_used:
+                self._is_used = True
+                self._end(drained=True)
+                return True
+        if self._stop_at is None:
+            self._stop_at = timeout_s
         self._wakeup.set()
-        self._thread.join(timeout_s + START_S)
-        return self._drained and not self._thread.is_alive()
+        self._ended.wait(timeout_s + STOP_MARGIN_S)
+        return self._drained
 
     # -- the thread
 
     def _main(self) -> None:
+        drained = False
         try:
             if self.config.cores:
-                # The thread that starts us may be pinned to a model's core, and threads inherit.
-                os.sched_setaffinity(0, self.config.cores)
-            anyio.run(self._run)
+                self._move_to(self.config.cores)
+            drained = anyio.run(self._run)
         except BaseException as error:
             self._error = error
-            if self._ready.is_set():
-                log.exception("the runtime of %s ended", self.config.engine)
-        finally:
-            self._ready.set()
-            self.bridge.interrupt()
-            self._wakeup.close()
+            if self._listens.is_set():
+                log.critical(
+                    "the runtime of %s died; its transfers have failed",
+                    self.config.engine,
+                    exc_info=error,
+                )
+        self._end(drained)
 
-    async def _run(self) -> None:
+    def _end(self, drained: bool) -> None:
+        """Tell the engine first; then nothing more is posted, and nothing is left open."""
+        for report in self.bridge.end():
+            self._failures.cut_off(report)
+        if self._owns_transport:
+            idle = self._transport.close(CLOSE_S if drained else CUT_S)
+            drained = drained and idle
+        else:
+            drained = True  # nobody was ever told of the memory
+        self._wakeup.close()
+        self._drained = drained
+        self._listens.set()
+        self._ended.set()
+
+    def _move_to(self, cores: frozenset[int]) -> None:
+        """The thread that starts us may be pinned to a model's core, and threads inherit."""
+        try:
+            os.sched_setaffinity(0, cores)
+        except (OSError, ValueError, OverflowError) as error:
+            raise ConfigurationError(
+                "cores", sorted(cores), f"cores we may use ({error})"
+            ) from None
+
+    async def _run(self) -> bool:
+        """Everything from the first socket to the last; returns whether all was drained."""
         config = self.config
         if not is_loopback(config.listen_host):
             log.warning(
@@ -114,38 +176,58 @@ class Runtime:
                 config.listen_host,
             )
         channel = Channel(self._deliver, self._count)
-        async with anyio.create_task_group() as tasks:
-            self._port = await channel.listen(config.listen_host, config.listen_port, tasks)
-            hello = self._hello()
-            worker = Identity(hello, b"", b"").worker
-            self._transport.start(
-                worker, config.layout.regions_to_register(), config.clock, self._wakeup.set
+        loop: Loop | None = None
+        try:
+            self._port = await channel.listen(config.listen_host, config.listen_port)
+            identity = self._start_transport()
+            loop = Loop(
+                config,
+                identity,
+                self._transport,
+                channel,
+                self.bridge,
+                self.counters,
+                self._failures,
             )
-            memory = join_memory(config.layout, self._transport.memory())
-            identity = Identity(
-                evolve(hello, memory=memory), config.layout.digest(), secrets.token_bytes(32)
-            )
-            grace = restart_grace(config.policy.lease, self._transport.capabilities)
-            await anyio.sleep(grace / 1e9)
-            loop = Loop(config, identity, self._transport, channel, self.bridge, self.counters)
-            self._ready.set()
-            log.info(
-                "pushkv engine %s incarnation %016x rank %d listens on %s:%d over %s",
-                config.engine,
-                config.incarnation,
-                config.rank,
-                *self.address,
-                self._transport.capabilities.name,
-            )
-            try:
-                self._drained = await loop.run(self._wakeup, self._inbox, self._stopping)
-            finally:
-                await channel.close()
-                closing = self._transport.close
-                idle = await anyio.to_thread.run_sync(closing, 2.0)
-                self._drained = self._drained and idle
+            async with anyio.create_task_group() as tasks:
+                channel.serve(tasks)
+                log.info(
+                    "pushkv engine %s incarnation %016x rank %d listens on %s:%d over %s",
+                    config.engine,
+                    config.incarnation,
+                    config.rank,
+                    *self.address,
+                    self._transport.capabilities.name,
+                )
+                self._listens.set()
+                drained = await loop.run(self._wakeup, self._inbox, self._stopping)
+                await channel.close(CLOSE_S if drained else CUT_S)
+                tasks.cancel_scope.cancel()
+            return drained
+        finally:
+            with anyio.CancelScope(shield=True):
+                await channel.close(0)
+            if loop is not None:
                 loop.close()
-            tasks.cancel_scope.cancel()
+
+    def _start_transport(self) -> Identity:
+        """Register the memory; returns what HELLO will say of it."""
+        hello, layout, transport = self._hello(), self.config.layout, self._transport
+        worker = Identity(hello, b"", b"").worker
+        try:
+            transport.start(
+                worker, layout.regions_to_register(), self.config.clock, self._wakeup.set
+            )
+        except PushKVError:
+            raise
+        except Exception as error:
+            raise TransportError(
+                f"transport {transport.capabilities.name} did not start: {error!r}"
+            ) from error
+        self._owns_transport = True
+        hello = evolve(hello, memory=join_memory(layout, transport.memory()))
+        frame(hello)  # a HELLO that cannot be sent is a wrong setting, and known now
+        return Identity(hello, layout.digest(), secrets.token_bytes(32))
 
     def _stopping(self) -> float | None:
         return self._stop_at
