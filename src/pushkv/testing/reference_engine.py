@@ -30,6 +30,7 @@ from pushkv.core.effects import (
     RetryDue,
     SourceReleased,
 )
+from pushkv.core.errors import ConfigurationError, PushKVError
 from pushkv.core.events import Arrived, Cancelled, Computed, Offered, PrefillAborted
 from pushkv.core.ids import TransferId
 from pushkv.core.messages import Reason
@@ -54,6 +55,7 @@ class ReferenceCache:
         shape = (layers, block_count, block_tokens, KV_BYTES)
         self.bytes: NDArray[np.uint8] = np.zeros(shape, dtype=np.uint8)
         self.block_tokens = block_tokens
+        self.block_count = block_count
         self.free = list(range(block_count))
 
     @property
@@ -68,10 +70,14 @@ class ReferenceCache:
 
     def allocate(self, tokens: int) -> tuple[int, ...] | None:
         """Blocks for `tokens` positions, most recently freed first; None if there are too few."""
-        count = -(-tokens // self.block_tokens)
+        count = self.blocks_of(tokens)
         if count > len(self.free):
             return None
         return tuple(self.free.pop() for _ in range(count))
+
+    def blocks_of(self, tokens: int) -> int:
+        """How many blocks hold `tokens` positions."""
+        return -(-tokens // self.block_tokens)
 
     def extend(self, blocks: tuple[int, ...], at: int, token: int) -> None:
         """Write the KV of `token` at position `at`."""
@@ -145,12 +151,19 @@ class _Request:
     producer: ProducerAddress | None
     result: Future[Generation] = field(factory=Future)
     blocks: tuple[int, ...] = ()
+    attempt: int = -1
     computed: int = 0
     prefilled: bool = False
     reason: Reason | None = None
     failures: int = 0
     first_token_at: int | None = None
+    source_free: bool = False
     tokens: list[int] = field(factory=list)
+
+    @property
+    def length_most(self) -> int:
+        """Positions it may need in the cache."""
+        return len(self.prompt) + self.tokens_most
 
 
 class ReferenceEngine:
@@ -169,6 +182,7 @@ class ReferenceEngine:
         self._prefilling: deque[_Request] = deque()
         self._receiving: dict[TransferId, _Request] = {}
         self._decoding: list[_Request] = []
+        self._live: set[tuple[TransferId, Role]] = set()
         self._pinned: dict[tuple[TransferId, int], tuple[int, ...]] = {}
         self._attempt = 0
         self._stopping = False
@@ -179,7 +193,7 @@ class ReferenceEngine:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; requests that are not done never will be."""
+        """End the thread; requests that are not done are cancelled."""
         self._stopping = True
         self._bridge.interrupt()
         self._thread.join()
@@ -192,11 +206,37 @@ class ReferenceEngine:
         tokens_most: int = 1,
         producer: ProducerAddress | None = None,
     ) -> Future[Generation]:
-        """Queue a request; `producer` says where a `Role.CONSUME` gets its KV from."""
+        """Queue a request; `producer` says where a `Role.CONSUME` gets its KV from.
+
+        Returns:
+            What becomes of it. Fails with a PushKVError where the transfer's name is taken or none.
+
+        Raises:
+            ConfigurationError: The request can never be run; names what is wrong with it.
+        """
         request = _Request(transfer, prompt, role, tokens_most, producer)
+        self._check(request)
         self._inbox.append(request)
         self._bridge.interrupt()
         return request.result
+
+    def _check(self, request: _Request) -> None:
+        """What would fail or wait for ever on the engine's thread is refused on the caller's."""
+        prompt, most = request.prompt, self.cache.block_count
+        if not prompt or not all(0 <= token < VOCABULARY for token in prompt):
+            raise ConfigurationError(
+                "prompt", prompt[:8], f"tokens from 0 to {VOCABULARY - 1}, at least one"
+            )
+        if request.tokens_most < 1:
+            raise ConfigurationError("tokens_most", request.tokens_most, "at least 1")
+        if self.cache.blocks_of(request.length_most) > most:
+            raise ConfigurationError(
+                "prompt and tokens_most",
+                request.length_most,
+                f"at most {most * self.cache.block_tokens}, which is all that the cache holds",
+            )
+        if request.role is Role.CONSUME and request.producer is None:
+            raise ConfigurationError("producer", None, "where Role.CONSUME gets its KV from")
 
     def cancel(self, transfer: TransferId) -> None:
         """The client is gone: give the request up."""
@@ -206,40 +246,79 @@ class ReferenceEngine:
     # -- the engine's thread
 
     def _run(self) -> None:
-        while not self._stopping:
-            for report in self._bridge.take():
-                self._hear(report)
-            while self._inbox:
-                self._admit(self._inbox.popleft())
-            self._start_waiting()
-            if not self._step():
-                self._bridge.wait(1.0)
+        try:
+            while not self._stopping:
+                for report in self._bridge.take():
+                    self._hear(report)
+                while self._inbox:
+                    self._admit(self._inbox.popleft())
+                self._start_waiting()
+                if not self._step():
+                    self._bridge.wait(1.0)
+        finally:
+            left = [*self._waiting, *self._prefilling, *self._decoding, *self._receiving.values()]
+            left += [item for item in self._inbox if isinstance(item, _Request)]
+            for request in left:
+                request.result.cancel()
 
     def _admit(self, item: _Request | TransferId) -> None:
-        if isinstance(item, _Request):
-            if item.role is Role.PRODUCE:
-                self._bridge.submit(Arrived(item.transfer, prompt_digest(item.prompt)))
-            self._waiting.append(item)
+        if not isinstance(item, _Request):
+            self._cancel(item)
             return
+        key = (item.transfer, item.role)
+        if item.role is not Role.LOCAL and key in self._live:
+            item.result.set_exception(
+                ConfigurationError("transfer", item.transfer, f"no name of a live {item.role}")
+            )
+            return
+        if item.role is Role.PRODUCE and not self._tell(
+            item, Arrived(item.transfer, prompt_digest(item.prompt))
+        ):
+            return
+        self._live.add(key)
+        self._waiting.append(item)
+
+    def _tell(self, request: _Request, event: Arrived | Offered) -> bool:
+        """Submit; what the bridge refuses harms its own request only."""
+        try:
+            self._bridge.submit(event)
+        except PushKVError as error:
+            request.result.set_exception(error)
+            return False
+        return True
+
+    def _cancel(self, transfer: TransferId) -> None:
         for queue in (self._waiting, self._prefilling, self._decoding):
-            for request in [each for each in queue if each.transfer == item]:
+            for request in [each for each in queue if each.transfer == transfer]:
                 queue.remove(request)
                 if request.role is Role.PRODUCE:
-                    self._pinned[item, -1] = request.blocks
-                    self._bridge.submit(PrefillAborted(item))
+                    self._pin_source(request)
+                    self._bridge.submit(PrefillAborted(transfer))
                 else:
                     self.cache.free.extend(request.blocks)
+                    self._live.discard((transfer, request.role))
                 request.result.cancel()
-        receiving = self._receiving.pop(item, None)
+        receiving = self._receiving.pop(transfer, None)
         if receiving is not None:
-            self._bridge.submit(Cancelled(item))
+            self._live.discard((transfer, Role.CONSUME))
+            self._bridge.submit(Cancelled(transfer))
             receiving.result.cancel()
+
+    def _pin_source(self, request: _Request) -> None:
+        """Its prefill is over; somebody may read the blocks until `SourceReleased`."""
+        self._pinned[request.transfer, -1] = request.blocks
+        if request.source_free:
+            self._free_source(request.transfer)
+
+    def _free_source(self, transfer: TransferId) -> None:
+        self.cache.free.extend(self._pinned.pop((transfer, -1)))
+        self._live.discard((transfer, Role.PRODUCE))
 
     def _start_waiting(self) -> None:
         """Admit in order, each only with all the blocks it will ever need."""
         while self._waiting:
             request = self._waiting[0]
-            blocks = self.cache.allocate(len(request.prompt) + request.tokens_most)
+            blocks = self.cache.allocate(request.length_most)
             if blocks is None:
                 return
             self._waiting.popleft()
@@ -250,43 +329,57 @@ class ReferenceEngine:
                 self._prefilling.append(request)
 
     def _offer(self, request: _Request, producer: ProducerAddress) -> None:
-        attempt, self._attempt = self._attempt, self._attempt + 1
-        self._receiving[request.transfer] = request
-        self._pinned[request.transfer, attempt] = request.blocks
-        self._bridge.submit(
-            Offered(
-                transfer=request.transfer,
-                attempt=attempt,
-                producers=(producer,),
-                blocks=(request.blocks,),
-                start=0,
-                end=len(request.prompt),
-                prompt_digest=prompt_digest(request.prompt),
-                failures=request.failures,
-            )
+        request.attempt, self._attempt = self._attempt, self._attempt + 1
+        offer = Offered(
+            transfer=request.transfer,
+            attempt=request.attempt,
+            producers=(producer,),
+            blocks=(request.blocks,),
+            start=0,
+            end=len(request.prompt),
+            prompt_digest=prompt_digest(request.prompt),
+            failures=request.failures,
         )
+        if self._tell(request, offer):
+            self._receiving[request.transfer] = request
+            self._pinned[request.transfer, request.attempt] = request.blocks
+        else:
+            self.cache.free.extend(request.blocks)
+            self._live.discard((request.transfer, Role.CONSUME))
 
     def _hear(self, report: Report) -> None:
         """Outcome and release are two reports; blocks go back to the pool on release alone."""
         match report:
             case Delivered():
-                request = self._receiving.pop(report.transfer, None)
+                request = self._received(report)
                 if request is not None:
                     del self._pinned[report.transfer, report.attempt]
                     request.computed = len(request.prompt)
                     self._decoding.append(request)
             case NotDelivered():
-                request = self._receiving.pop(report.transfer, None)
+                request = self._received(report)
                 if request is not None:
                     self._compute_or_retry(request, report)
+            case RetryDue():
+                request = self._received(report)
+                if request is not None:
+                    self._waiting.appendleft(request)
             case BlocksReleased():
                 self.cache.free.extend(self._pinned.pop((report.transfer, report.attempt), ()))
             case SourceReleased():
-                self.cache.free.extend(self._pinned.pop((report.transfer, -1), ()))
-            case RetryDue():
-                request = self._receiving.pop(report.transfer, None)
-                if request is not None:
-                    self._waiting.appendleft(request)
+                if (report.transfer, -1) in self._pinned:
+                    self._free_source(report.transfer)
+                for request in (*self._waiting, *self._prefilling):
+                    # Given up by a runtime that stops, while the prefill still writes there.
+                    if (request.transfer, request.role) == (report.transfer, Role.PRODUCE):
+                        request.source_free = True
+
+    def _received(self, report: Delivered | NotDelivered | RetryDue) -> _Request | None:
+        """The request that `report` concerns, unless it was cancelled or has a newer attempt."""
+        request = self._receiving.get(report.transfer)
+        if request is None or request.attempt != report.attempt:
+            return None
+        return self._receiving.pop(report.transfer)
 
     def _compute_or_retry(self, request: _Request, report: NotDelivered) -> None:
         request.blocks = ()
@@ -314,6 +407,7 @@ class ReferenceEngine:
             else:
                 self._decoding.remove(request)
                 self.cache.free.extend(request.blocks)
+                self._live.discard((request.transfer, request.role))
                 self._finish(request)
         return True
 
@@ -330,7 +424,7 @@ class ReferenceEngine:
             self._prefilling.popleft()
             request.prefilled = True
             if request.role is Role.PRODUCE:
-                self._pinned[request.transfer, -1] = request.blocks
+                self._pin_source(request)
                 self._finish(request)
             else:
                 self._decoding.append(request)
