@@ -99,6 +99,4 @@ def admit(needed: int, held: int, ending: int, budget: int) -> Admission:
     """
     if held + needed <= budget:
         return Admission.NOW
-    if ending and held - ending + needed <= budget:
-        return Admission.LATER
-    return Admission.NEVER
+    return Admission.LATER if held - ending + needed <= budget else Admission.NEVER

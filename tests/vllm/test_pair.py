@@ -218,6 +218,7 @@ async def test_abort_while_waiting_revokes_and_the_engine_goes_on(pair: Pair) ->
     tokens = prompt(500, seed=40_000)
     task = asyncio.create_task(pair.run("decode", tokens, params=pair.remote("orphan")))
     await asyncio.sleep(0.5)
+    assert not task.done()
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task
@@ -253,6 +254,19 @@ async def test_another_prompt_under_the_same_transfer_id_is_never_served(pair: P
     failure = await pair.until("decode", "NotDelivered", "stolen")
     assert failure["reason"] == "prompt_mismatch"
     assert said(output) == await pair.alone(mine)
+
+
+@module
+async def test_a_request_that_needs_no_transfer_lets_the_producer_go(pair: Pair) -> None:
+    """Prompt logprobs make vLLM compute the whole prompt, wherever its KV may be had."""
+    tokens = prompt(300, seed=65_000)
+    _, output = await asyncio.gather(
+        pair.run("prefill", tokens, 1, prefill("declined")),
+        pair.run("decode", tokens, params=pair.remote("declined"), prompt_logprobs=1),
+    )
+    assert len(output.prompt_logprobs) == 300
+    assert said(output) == await pair.alone(tokens)
+    assert await asyncio.wait_for(pair.until("prefill", "SourceFreed", "declined"), 10)
 
 
 @module
