@@ -134,7 +134,7 @@ async def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.asyncio
 async def test_the_death_of_a_server_cancels_the_body(tmp_path: Path) -> None:
-    groups = []
+    groups: list[int] = []
 
     async def body() -> None:
         async with run_servers([fake("a"), fake("b")], tmp_path) as servers:
@@ -150,7 +150,7 @@ async def test_the_death_of_a_server_cancels_the_body(tmp_path: Path) -> None:
 @pytest.mark.asyncio
 async def test_an_error_of_the_body_comes_out_as_it_is(tmp_path: Path) -> None:
     error = ValueError("mine")
-    groups = []
+    groups: list[int] = []
 
     async def body() -> None:
         async with run_servers([fake("a")], tmp_path) as servers:
