@@ -184,6 +184,8 @@ def registered(
     state: Consumer, event: Registered | Progress, now: Instant, rules: Rules
 ) -> Result[Consumer]:
     """News of this attempt renews waiting; the link's being up does not."""
+    if state.epoch is None:
+        return state, ()
     policy = rules.policy
     return (
         replace(
@@ -208,11 +210,15 @@ def _answer_by(now: Instant, rules: Rules) -> Instant:
 
 def verdict(state: Consumer, event: KeptVerdict, now: Instant, rules: Rules) -> Result[Consumer]:
     """R8: no further WRITE, every handle is closed."""
+    if state.epoch is None:
+        return state, ()
     return _judge(state, event, now, rules)
 
 
 def unproven(state: Consumer, event: Unproven, now: Instant, rules: Rules) -> Result[Consumer]:
     """R14: no further WRITE, but the posted ones may land."""
+    if state.epoch is None:
+        return state, ()
     return _quarantine(state, Reason.UNPROVEN)
 
 

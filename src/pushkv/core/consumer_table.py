@@ -98,14 +98,14 @@ def _news_rows(table: Table[Consumer]) -> None:
     on(
         WAITING,
         Registered,
-        to=REGISTERED,
+        to=WAITING,
         do=act.registered,
         why="news of this attempt renews waiting",
     )
     on(
         WAITING,
         Progress,
-        to=REGISTERED,
+        to=WAITING,
         do=act.registered,
         why="news of this attempt renews waiting",
     )
@@ -125,21 +125,21 @@ def _verdict_rows(table: Table[Consumer]) -> None:
     on(
         WAITING,
         Complete,
-        to=(DELIVERED, FAILED, RELEASED, SETTLING),
+        to=(REGISTERING, DELIVERED, FAILED, RELEASED, SETTLING),
         do=act.verdict,
         why="R10: exact coverage, each part proven in place",
     )
     on(
         WAITING,
         Failed,
-        to=(FAILED, RELEASED, SETTLING),
+        to=(REGISTERING, FAILED, RELEASED, SETTLING),
         do=act.verdict,
         why="R8: every handle is closed",
     )
     on(
         WAITING,
         Revoked,
-        to=(FAILED, RELEASED, SETTLING),
+        to=(REGISTERING, FAILED, RELEASED, SETTLING),
         do=act.verdict,
         why="unasked, but it closes every handle all the same",
     )
@@ -160,7 +160,7 @@ def _verdict_rows(table: Table[Consumer]) -> None:
     on(
         (*WAITING, REVOKING),
         Unproven,
-        to=(QUARANTINED, FAILED, RELEASED),
+        to=(REGISTERING, QUARANTINED, FAILED, RELEASED),
         do=act.unproven,
         why="R14: no further WRITE, but the posted ones may land",
     )
