@@ -231,7 +231,13 @@ class SchedulerHalf:
         if remote_tokens == 0:
             self.ledger.prefill_here(entry)
             self._decline(entry)
-            self._local(entry.request_id, "nothing to transfer", "or no room to receive it")
+            needed = sum(-(-entry.tokens // size) for size in self.shape.block_tokens)
+            room = self._admission(needed) is Admission.NOW
+            self._local(
+                entry.request_id,
+                "prefilled here",
+                "as vLLM asked" if room else "too many blocks are exposed already",
+            )
             return
         start = entry.tokens - remote_tokens
         ranges = [
@@ -375,8 +381,7 @@ class SchedulerHalf:
             case NotDelivered():
                 entry = self.ledger.not_delivered(report)
                 if entry is not None:
-                    what = "transfer failed, retrying" if report.retry else "transfer failed"
-                    self._local(entry.request_id, what, report.reason)
+                    self._failed(entry, report)
             case RetryDue():
                 again = self.ledger.retry_due(report)
                 if again is not None:
@@ -388,7 +393,22 @@ class SchedulerHalf:
                 self._held.pop(report.transfer, None)
                 self.sources.unpin(report.transfer)
 
+    def _failed(self, entry: Entry, report: NotDelivered) -> None:
+        what = "attempt failed, to be retried" if report.retry else "transfer failed"
+        self.counts[what] += 1
+        logger.warning(
+            "pushkv: request %s: %s (%s; transfer %s, attempt %d, producer %s at %s:%d)",
+            entry.request_id,
+            what,
+            report.reason,
+            entry.transfer,
+            report.attempt,
+            entry.producer.engine or "of any name",
+            entry.producer.host,
+            entry.producer.port,
+        )
+
     def _local(self, request_id: str, what: str, why: str) -> None:
-        """A request goes on without its transfer, or without this attempt at it."""
+        """A request goes on without a transfer."""
         self.counts[what] += 1
         logger.warning("pushkv: request %s: %s (%s)", request_id, what, why)
