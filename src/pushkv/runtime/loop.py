@@ -29,7 +29,7 @@ from pushkv.core.effects import (
 )
 from pushkv.core.endpoint import Endpoint, Identity
 from pushkv.core.errors import LocalProtocolError
-from pushkv.core.events import ArrivalSeen, Cancelled, Event, PrefillAborted, Tick
+from pushkv.core.events import ArrivalSeen, Arrived, Cancelled, Event, PrefillAborted, Tick
 from pushkv.core.ids import FOREVER, Instant
 from pushkv.core.machines import StepRecord
 from pushkv.core.messages import Reason
@@ -103,7 +103,8 @@ class Loop:
                     until = anyio.current_time() + timeout_s
                     self._bridge.close()
                     self._give_up()
-                    continue
+                self._refuse_registrations()
+                self._take_all(inbox)
                 if self._is_empty() or anyio.current_time() >= until:
                     return self._is_empty()
             await self._sleep(wakeup, until)
@@ -204,6 +205,19 @@ class Loop:
             self._happen(Cancelled(transfer, Reason.CLOSED))
         for transfer in self._endpoint.sending.transfers():
             self._happen(PrefillAborted(transfer, Reason.CLOSED))
+
+    def _refuse_registrations(self) -> None:
+        """Answer those of requests that never came: else their blocks would be quarantined.
+
+        To the machine it is a request that arrives and is aborted at once.
+        """
+        sending = self._endpoint.sending
+        known = set(sending.transfers())
+        for (transfer, _), state in list(sending.producers.states.items()):
+            if state.registration is not None and transfer not in known:
+                digest = state.registration.register.prompt_digest
+                self._happen(Arrived(transfer, digest))
+                self._happen(PrefillAborted(transfer, Reason.CLOSED))
 
     def _is_empty(self) -> bool:
         return self._outbound.open_writes == 0 and not self._endpoint.receiving.consumers.states
