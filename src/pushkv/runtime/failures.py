@@ -106,7 +106,7 @@ class Failures:
         address: str = "",
     ) -> None:
         log.log(
-            logging.INFO if reason in WISHED else logging.WARNING,
+            logging.INFO if reason in WISHED and phase != RUNTIME else logging.WARNING,
             "transfer %s attempt %s not %s: %s in phase %s at rank %d, peer %s%s",
             transfer,
             "-" if attempt is None else attempt,
