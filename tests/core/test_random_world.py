@@ -207,8 +207,18 @@ class Chaos:
         if write.posted_at is None or write.landed or write in self.lost:
             return False
         node, bound = write.node, self.world.capabilities.write_bound
-        took = self.world.local(node) - self.world.local(node, write.posted_at)
-        return bound is None or took <= bound
+        if bound is None:
+            return not self._beyond_the_grace(write)
+        return self.world.local(node) - self.world.local(node, write.posted_at) <= bound
+
+    def _beyond_the_grace(self, write: Write) -> bool:
+        """Without a bound a new life can only hope that nothing lands after its grace (R13)."""
+        attempt = write.effect.attempt
+        target = next(node for node in self.consumers if node.engine == attempt.consumer)
+        if target.alive and target.incarnation == attempt.consumer_incarnation:
+            return False
+        ready = target.endpoint.receiving.ready_at
+        return target.alive and self.world.local(target) >= ready
 
     def write(self) -> None:
         world = self.world
