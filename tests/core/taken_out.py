@@ -264,3 +264,13 @@ def an_unknown_write_is_over(patch: Patch) -> None:
 def _closed(state: Producer, event: Any, now: Instant, rules_: Rules) -> Result[Producer]:
     failed = WriteFailed(event.attempt, event.part)
     return producer_actions.write_failed(state, failed, now, rules_)
+
+
+@taken_out
+def settling_by_the_own_clock_alone(patch: Patch) -> None:
+    """R14."""
+
+    def settled_at(now: Instant, settle: Duration, bound: Duration | None, drift: int) -> Instant:
+        return Instant(now + max(settle, bound or 0))
+
+    patch.setattr(rules, "settled_at", settled_at)

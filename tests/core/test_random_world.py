@@ -35,7 +35,7 @@ from .world import (
     Write,
 )
 
-SEEDS = 15
+SEEDS = 10
 STEPS = 120
 OFFERS_MOST = 12
 

@@ -359,6 +359,28 @@ def test_r14_an_error_code_proves_nothing() -> None:
     assert world.released(consumer, "a")
 
 
+@is_needed(("settling by the own clock alone", "I1"))
+def test_r14_done_proves_nothing_until_the_bound_has_passed_on_either_clock() -> None:
+    world = World(
+        evolve(WEAK, write_bound=seconds(3)),
+        evolve(DRIFTING, lease=seconds(9)),
+        auto=False,
+    )
+    consumer, producer = world.node("d", ppm=FAST), world.node("p", ppm=SLOW)
+    world.prefill(producer, "a")
+    world.offer(consumer, "a", [producer])
+    world.settle()
+    write = posted(world)
+    last = Instant(world.local(producer) + seconds(3))
+    world.close(write, "done")
+    world.advance(world.real(producer, last) - world.now)
+    world.land(write)
+    assert not world.released(consumer, "a")
+    world.advance(seconds(0.01))
+    assert world.reason(consumer, "a") == "unproven"
+    assert world.released(consumer, "a")
+
+
 def test_every_way_to_take_a_rule_out_is_used() -> None:
     assert used == set(TAKEN_OUT)
 
