@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections.abc import Callable
+from itertools import count
 
 import numpy as np
 import pytest
+from attrs import evolve
 
 from pushkv.core.errors import TransportError
-from pushkv.core.ids import FOREVER
-from pushkv.model.faults import Fault
+from pushkv.core.ids import FOREVER, Duration, seconds
+from pushkv.model.faults import Fault, FaultRule
 from pushkv.transport import (
     Arrival,
     Completion,
@@ -22,7 +25,14 @@ from pushkv.transport import (
     WriteOutcome,
     load_transport,
 )
-from pushkv_memory import MemoryFabric, MemoryTransport, Posted, default_fabric
+from pushkv_memory import (
+    CAPABILITIES,
+    Landed,
+    MemoryFabric,
+    MemoryTransport,
+    Posted,
+    default_fabric,
+)
 
 from .two_engines import (
     BLOCK_BYTES,
@@ -356,9 +366,9 @@ def test_without_delay_real_time_needs_no_thread() -> None:
     fabric = MemoryFabric()
     writer = Engine(fabric, worker("p"), time.monotonic_ns)
     target = Engine(fabric, worker("d"), time.monotonic_ns)
-    post_one(fabric, writer, target)
+    post_one(writer, target)
     assert writer.outcomes == ["done"]
-    assert not any(thread.name == "pushkv-memory" for thread in threading.enumerate())
+    assert not timers()
 
 
 def test_in_real_time_a_thread_completes_delayed_writes_and_ends() -> None:
@@ -368,7 +378,7 @@ def test_in_real_time_a_thread_completes_delayed_writes_and_ends() -> None:
     told = threading.Event()
     target.transport.look_for_arrivals(True)
     writer.fill(b"k" * BLOCK_BYTES)
-    post_one(fabric, writer, target)
+    post_one(writer, target)
     assert writer.outcomes == []
     until = time.monotonic() + 30
     while not (writer.outcomes and target.noticed) and time.monotonic() < until:
@@ -377,10 +387,10 @@ def test_in_real_time_a_thread_completes_delayed_writes_and_ends() -> None:
     assert target.noticed == [0]
     assert target.bytes(0, BLOCK_BYTES) == b"k" * BLOCK_BYTES
     assert writer.woken == target.woken == 1
-    while any(thread.name == "pushkv-memory" for thread in threading.enumerate()):
+    while timers():
         assert time.monotonic() < until
         told.wait(0.005)
-    post_one(fabric, writer, target, part=1)
+    post_one(writer, target, part=1)
     assert writer.transport.close(30)
     assert writer.outcomes == ["done", "done"]
 
@@ -389,17 +399,61 @@ def test_close_waits_no_longer_than_it_is_told() -> None:
     fabric = MemoryFabric(0, [always(Fault.DELAY, 200_000_000, 200_000_000)])
     writer = Engine(fabric, worker("p"), time.monotonic_ns)
     target = Engine(fabric, worker("d"), time.monotonic_ns)
-    post_one(fabric, writer, target)
+    post_one(writer, target)
     assert not writer.transport.close(0.001)
     assert writer.transport.close(30)
 
 
-def post_one(fabric: MemoryFabric, writer: Engine, target: Engine, part: int = 0) -> None:
+def test_a_nearer_time_is_not_kept_waiting() -> None:
+    far = FaultRule(Fault.DELAY, script=(0,), least=seconds(4), most=seconds(4))
+    fabric = MemoryFabric(0, [far], evolve(CAPABILITIES, write_bound=None))
+    writer = Engine(fabric, worker("p"), time.monotonic_ns)
+    target = Engine(fabric, worker("d"), time.monotonic_ns)
+    post_one(writer, target, part=0)
+    time.sleep(0.05)
+    answers = iter((False, False, True))
+    post_one(writer, target, part=1, ready=lambda: next(answers))
+    until = time.monotonic() + 30
+    while not writer.outcomes and time.monotonic() < until:
+        time.sleep(0.005)
+    assert writer.outcomes == ["done"]
+    assert {entry.part for entry in fabric.history if isinstance(entry, Landed)} == {1}
+
+
+def test_in_real_time_no_byte_lands_after_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every piece is checked when it lands: a copy that is held up stops at the bound."""
+    readings = count(0, 100)
+    monkeypatch.setattr(time, "monotonic_ns", lambda: next(readings))
+    fabric = MemoryFabric(
+        capabilities=evolve(CAPABILITIES, write_bound=Duration(1000)),
+        clock=time.monotonic_ns,
+        pieces=64,
+    )
+    writer = Engine(fabric, worker("p"), time.monotonic_ns)
+    target = Engine(fabric, worker("d"), time.monotonic_ns)
+    writer.fill(b"k" * BLOCK_BYTES)
+    post_one(writer, target)
+    assert writer.outcomes == ["failed"]
+    assert writer.completions[0].cause == "the write bound passed"
+    assert 0 < target.bytes().count(b"k") < 16
+
+
+def timers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "pushkv-memory"]
+
+
+def post_one(
+    writer: Engine,
+    target: Engine,
+    part: int = 0,
+    ready: Callable[[], bool] | None = None,
+) -> None:
     permit = Permit()
     permit.until_ns = FOREVER
     writer.transport.add_peer(target.me, target.transport.memory())
     source, destination = writer.segments((0,)), target.segments((0,))
-    writer.transport.post(Write(target.me, attempt(), part, 0, source, destination, permit))
+    write = Write(target.me, attempt(), part, 0, source, destination, permit, ready)
+    writer.transport.post(write)
 
 
 def test_it_is_a_transport() -> None:

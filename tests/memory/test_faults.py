@@ -16,7 +16,17 @@ from pushkv.core.capabilities import Capabilities
 from pushkv.core.errors import ConfigurationError
 from pushkv.core.ids import FOREVER, Duration
 from pushkv.model.faults import Fault, FaultRule
-from pushkv_memory import Crashed, Ended, Landed, MemoryFabric, Noticed, PathCut, PathHealed
+from pushkv.transport import Region
+from pushkv_memory import (
+    Crashed,
+    Ended,
+    Landed,
+    MemoryFabric,
+    MemoryTransport,
+    Noticed,
+    PathCut,
+    PathHealed,
+)
 
 from .two_engines import (
     BLOCK_BYTES,
@@ -196,6 +206,42 @@ def test_a_restart_on_the_same_addresses(reaches: bool) -> None:
     assert bench.p.outcomes == (["done"] if reaches else ["unknown"])
 
 
+def test_bytes_reach_only_what_a_successor_registered() -> None:
+    bench = Bench(SLOW, capabilities=REACHING)
+    bench.post()
+    bench.fabric.crash(bench.d.me)
+    successor = MemoryTransport(bench.fabric)
+    small = Region(bench.d.address, 8 * BLOCK_BYTES)
+    successor.start(worker("d", 2), [small], bench.clock, lambda: None)
+    bench.drain()
+    assert {offset // BLOCK_BYTES for _, offset, _ in bench.landed()} == {6, 7}
+    assert not any(bench.d.bytes(8 * BLOCK_BYTES))
+    assert bench.p.outcomes == ["unknown"]
+
+
+def test_a_dead_worker_learns_nothing_not_even_old_news() -> None:
+    bench = Bench()
+    bench.post()
+    for engine in (bench.p, bench.d):
+        bench.fabric.crash(engine.me)
+        assert engine.take() == ()
+        assert engine.transport.close(0)
+    bench.post(1)
+    assert bench.p.transport.close(0)
+    assert {part for part, _, _ in bench.landed()} == {0}
+
+
+def test_a_dead_writer_of_a_strong_transport_sends_no_arrival() -> None:
+    for capabilities, arrivals in ((STRONG, []), (WEAK, [0])):
+        bench = Bench(always(Fault.DELAY, 10, 10), capabilities=capabilities)
+        bench.post()
+        bench.advance(10)
+        assert bench.whole()
+        bench.fabric.crash(bench.p.me)
+        bench.drain()
+        assert bench.d.noticed == arrivals
+
+
 def test_bytes_for_a_dead_worker_land_nowhere() -> None:
     bench = Bench(SLOW, capabilities=REACHING)
     bench.post(0)
@@ -238,6 +284,18 @@ def test_a_healed_partition_only_delays() -> None:
     assert bench.p.outcomes == ["done"]
 
 
+def test_a_path_mended_in_time_is_not_held_against_a_slow_write() -> None:
+    bench = Bench(always(Fault.DELAY, 100, 900), pieces=64)
+    bench.post()
+    bench.fabric.partition(bench.p.me, bench.d.me)
+    bench.advance(300)
+    assert bench.landed() == []
+    bench.fabric.heal()
+    assert 0 < bench.landed_bytes < ALL_BYTES
+    bench.drain()
+    assert bench.p.outcomes == ["done"]
+
+
 def test_a_partition_that_lasts_is_unknown_and_may_land_on_healing() -> None:
     bench = Bench()
     bench.fabric.partition(bench.p.me, bench.d.me)
@@ -262,6 +320,16 @@ def test_nothing_crosses_a_healed_path_after_the_bound() -> None:
     bench.drain()
     assert bench.landed() == []
     assert bench.p.outcomes == ["unknown"]
+
+
+def test_a_path_that_is_never_mended_keeps_no_write_for_ever() -> None:
+    bench = Bench()
+    bench.fabric.partition(bench.p.me, bench.d.me)
+    for part in range(5):
+        bench.post(part)
+    assert len(bench.fabric._held) >= 5
+    bench.drain()
+    assert bench.fabric._held == []
 
 
 def test_without_a_bound_bytes_cross_whenever_the_path_is_mended() -> None:

@@ -189,7 +189,7 @@ class MemoryFabric:
             for flying in self._flying.values():
                 if flying.port is port:
                     flying.save_source()
-            return not port.open_writes
+            return port.crashed or not port.open_writes
 
     def look(self, port: Port, active: bool) -> None:
         """Begin or stop to tell a worker of its arrivals."""
@@ -201,10 +201,9 @@ class MemoryFabric:
     def post(self, port: Port, write: Write) -> None:
         """Order a WRITE of `port`'s worker; a dead worker's is forgotten."""
         with self.lock:
-            if not port.crashed:
-                port.open_writes += 1
-                self._order(port, write, self._now())
-                self._run(self._now())
+            port.open_writes += 1
+            self._order(port, write, self._now())
+            self._run(self._now())
         self._wake()
 
     # -- posting
@@ -326,7 +325,7 @@ class MemoryFabric:
                     Landed(now, flight.key.attempt, flight.key.part, port.worker, to, length)
                     for _, to, length in runs
                 )
-                if flying.flight.complete and into == flight.target:
+                if flying.flight.complete:
                     self._announce(flying, now)
         self._forget_if_over(flying)
 
@@ -451,8 +450,8 @@ class MemoryFabric:
                 self._forget_if_over(flying)
 
     def _tell(self, port: Port, completion: Completion) -> None:
-        if port.complete(completion):
-            self._rung.append(port)
+        port.complete(completion)
+        self._rung.append(port)
         self._changed.notify_all()
 
     def _now(self) -> Instant:

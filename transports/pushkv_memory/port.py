@@ -45,16 +45,13 @@ class Port:
         """Whether that range is registered here."""
         return covers(self.regions, address, length_bytes)
 
-    def complete(self, completion: Completion) -> bool:
-        """Queue the one completion of a WRITE; whether there is somebody to wake."""
+    def complete(self, completion: Completion) -> None:
+        """Queue the one completion of a WRITE."""
         self.open_writes -= 1
         self._news.append(completion)
-        return self.is_open
 
     def arrive(self, arrival: Arrival) -> bool:
-        """Queue an arrival; whether there is somebody to wake."""
-        if not self.is_open or self.crashed:
-            return False
+        """Queue an arrival; whether the worker looks for them."""
         if not self._looking:
             self._unseen.append(arrival)
             return False
