@@ -172,7 +172,7 @@ async def test_an_error_that_a_servers_death_caused_gives_way_to_it(tmp_path: Pa
 
 
 @pytest.mark.parametrize("mode", ["serves", "hangs"], ids=["running", "starting"])
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_outlives_the_parent(tmp_path: Path, how: signal.Signals, mode: str) -> None:
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), *sys.path])}
@@ -181,6 +181,7 @@ def test_nothing_outlives_the_parent(tmp_path: Path, how: signal.Signals, mode: 
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env=environment,
+        start_new_session=True,
         text=True,
     ) as parent:
         assert parent.stdout is not None
@@ -188,13 +189,28 @@ def test_nothing_outlives_the_parent(tmp_path: Path, how: signal.Signals, mode: 
         if mode == "serves":
             assert parent.stdout.readline() == "ready\n"
         started = wait_for_servers(ports)
-        parent.send_signal(how)
+        if how in (signal.SIGINT, signal.SIGHUP):
+            os.killpg(parent.pid, how)  # as a terminal does
+        else:
+            parent.send_signal(how)
         parent.wait(WAIT_S)
     deadline = time.monotonic() + WAIT_S
     while left := [pid for group in started for pid in members(group)]:
         assert time.monotonic() < deadline, left
         time.sleep(0.01)
     assert [processes_with(port) for port in ports] == [[], []]
+
+
+@pytest.mark.asyncio
+async def test_a_polite_signal_to_the_guard_leaves_it_on_guard(tmp_path: Path) -> None:
+    async with run_servers([fake("a")], tmp_path) as servers:
+        group = servers["a"].group
+        status = Path(f"/proc/{group}/status").read_text()
+        guard = int(status.partition("PPid:")[2].split()[0])
+        os.kill(guard, signal.SIGTERM)
+        async with httpx.AsyncClient() as client:
+            assert (await client.get(servers["a"].url)).status_code == 200
+    assert members(group) == []
 
 
 def wait_for_servers(ports: Sequence[str]) -> list[int]:

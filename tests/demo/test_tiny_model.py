@@ -49,7 +49,8 @@ def test_weights_fit_the_configuration(tmp_path: Path) -> None:
     layer = "model.layers.1.self_attn"
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     assert tensors[f"{layer}.q_proj.weight"].shape == (heads * config["head_dim"], 32)
-    assert tensors[f"{layer}.v_proj.weight"].shape == (kv_heads * config["head_dim"], 32)
+    for name in ("k_proj", "v_proj"):
+        assert tensors[f"{layer}.{name}.weight"].shape == (kv_heads * config["head_dim"], 32)
     assert tensors["lm_head.weight"].shape == (config["vocab_size"], config["hidden_size"])
     assert {tensor.dtype for tensor in tensors.values()} == {np.dtype(np.float32)}
     assert not tensors["lm_head.weight"][:3].any()

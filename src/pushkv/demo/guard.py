@@ -22,8 +22,8 @@ import threading
 
 def main(command: list[str]) -> int:
     """Run `command` to its end or ours. Returns its exit status, 128 + n if signal n ended it."""
-    # Ctrl-C and a polite kill go to whoever holds the pipe; that is where the decision is made.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A service manager sends this to every process it stops. The end of the parent is what counts:
+    # a guard that went first would leave its group unguarded.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     child = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=2, process_group=0, restore_signals=True

@@ -32,6 +32,7 @@ __all__ = ["Progress", "Server", "ServerError", "ServerSpec", "free_ports", "run
 LOG_TAIL_LINES = 20
 POLL_S = 0.1
 HEALTH_TIMEOUT_S = 5.0
+BETTER_ERROR_S = 2.0
 
 
 class ServerError(PushKVError):
@@ -166,9 +167,10 @@ async def run_servers(
                     await all_ready.wait()
                 yield {spec.name: servers[spec.name] for spec in specs}
             except Exception as reason:  # noqa: BLE001 - raised again below, outside the group
-                # Often the first sign of a server's death; let the better error come, if one does.
                 error = reason
-                await anyio.sleep(3 * POLL_S)
+                if isinstance(reason, httpx.HTTPError | OSError):
+                    # Often the first sign of a server's death; the better error cancels this wait.
+                    await anyio.sleep(BETTER_ERROR_S)
             tasks.cancel_scope.cancel()
     if error is not None:
         raise error
@@ -209,7 +211,7 @@ def _launched(spec: ServerSpec, log_directory: Path) -> Iterator[_Launched]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            start_new_session=True,  # Ctrl-C in a terminal reaches this process only
+            start_new_session=True,  # what a terminal sends its group stays away from the guard
         )
     assert process.stdin is not None
     assert process.stdout is not None
