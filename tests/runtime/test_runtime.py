@@ -19,7 +19,7 @@ from pushkv.core.effects import ProducerAddress
 from pushkv.core.endpoint import Endpoint
 from pushkv.core.errors import ConfigurationError, LocalProtocolError, TransportError
 from pushkv.core.events import Arrived, Event
-from pushkv.core.ids import EngineId, Instant, seconds
+from pushkv.core.ids import EngineId, Instant, TransferId, seconds
 from pushkv.core.messages import Reason
 from pushkv.model.faults import Fault, FaultRule
 from pushkv.runtime import Runtime, RuntimeConfig

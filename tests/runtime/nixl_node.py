@@ -1,0 +1,132 @@
+"""A reference engine over NIXL in a process of its own, ordered by a pipe; may be killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import Any, Self
+
+import numpy as np
+from attrs import evolve
+from tests.runtime.node import QUICK
+
+from pushkv.core.effects import ProducerAddress
+from pushkv.core.ids import EngineId, TransferId
+from pushkv.runtime import Runtime, RuntimeConfig
+from pushkv.testing.reference_engine import ReferenceCache, ReferenceEngine, Role
+from pushkv.transport import load_transport
+
+ANSWER_S = 30.0
+BLOCKS = 256
+
+
+class _Child:
+    """What the process does; each method may be called from the test's process."""
+
+    def __init__(self, name: str, port: int, changes: Mapping[str, Any], layers: int) -> None:
+        self.cache = ReferenceCache(layers=layers, block_count=BLOCKS)
+        config = RuntimeConfig(
+            EngineId(name), self.cache.layout, listen_port=port, policy=evolve(QUICK, **changes)
+        )
+        self.runtime = Runtime(config, load_transport("nixl", {}))
+        self.runtime.start()
+        self.engine = ReferenceEngine(self.cache, self.runtime.bridge)
+        self.engine.start()
+        self.results: dict[str, Any] = {}
+
+    def address(self) -> tuple[str, int]:
+        return self.runtime.address
+
+    def submit(self, transfer: str, *order: Any) -> None:
+        self.results[transfer] = self.engine.submit(TransferId(transfer), *order)
+
+    def result(self, transfer: str) -> Any:
+        return self.results[transfer].result(ANSWER_S)
+
+    def free(self) -> int:
+        return len(self.cache.free)
+
+    def written(self) -> bool:
+        """Whether any byte of the cache differs from zero."""
+        return bool(np.any(self.cache.bytes))
+
+    def counters(self) -> dict[str, int]:
+        return dict(self.runtime.counters)
+
+    def round_trips_ms(self, count: int, address: ProducerAddress) -> list[float]:
+        """From the submission of one-block requests to their only token, in milliseconds."""
+        taken = []
+        for index in range(count):
+            before = time.perf_counter()
+            name = TransferId(f"trip-{index}")
+            self.engine.submit(name, (1, 2, 3), Role.CONSUME, 1, address).result(ANSWER_S)
+            taken.append(1e3 * (time.perf_counter() - before))
+        return taken
+
+    def stop(self, timeout_s: float) -> bool:
+        stopped = self.runtime.stop(timeout_s)
+        self.engine.stop()
+        return stopped
+
+
+def _serve(pipe: Connection, *arguments: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    child = _Child(*arguments)
+    pipe.send((True, None))
+    while True:
+        try:
+            name, order = pipe.recv()
+        except EOFError:
+            os._exit(0)
+        try:
+            pipe.send((True, getattr(child, name)(*order)))
+        except Exception as error:  # noqa: BLE001 - told to the test
+            pipe.send((False, repr(error)))
+
+
+class NixlNode:
+    """The test's handle; a context that leaves no process behind."""
+
+    def __init__(
+        self, name: str, port: int = 0, changes: Mapping[str, Any] | None = None, layers: int = 2
+    ) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        arguments = (theirs, name, port, changes or {}, layers)
+        self.process = context.Process(target=_serve, args=arguments, daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def ready(self) -> NixlNode:
+        self._answer("start")
+        return self
+
+    @property
+    def address(self) -> ProducerAddress:
+        return ProducerAddress(*self.call("address"))
+
+    def call(self, name: str, *order: Any) -> Any:
+        self._pipe.send((name, order))
+        return self._answer(name)
+
+    def _answer(self, name: str) -> Any:
+        if not self._pipe.poll(ANSWER_S + 5):
+            raise TimeoutError(f"{name} did not answer")
+        fine, answer = self._pipe.recv()
+        if not fine:
+            raise AssertionError(f"{name} raised {answer}")
+        return answer
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
