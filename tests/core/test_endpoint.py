@@ -403,7 +403,7 @@ def test_a_mute_peer_does_not_keep_the_address_to_itself() -> None:
     world.advance(POLICY.connect - 1)
     assert mute.open == {"d": True, "p": True}
     world.advance(1)
-    assert mute.open == {"d": False, "p": True}
+    assert mute.open == {"d": False, "p": False}
     assert world.reason(consumer, "a") == "unreachable"
     assert world.released(consumer, "a")
     mute.queues["d"].clear()
