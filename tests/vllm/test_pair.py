@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import random
-import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
@@ -58,6 +57,13 @@ class Pair:
     port: int
     traces: dict[str, Path]
     engines: dict[str, Any] = field(factory=dict)
+    processes: dict[str, list[Any]] = field(factory=dict)
+
+    def kill(self, engine: str) -> None:
+        """Ten seconds quicker than to ask; the ports and the memory go with the processes."""
+        for process in self.processes[engine]:
+            process.kill()
+            process.join()
 
     async def run(
         self,
@@ -162,15 +168,15 @@ async def pair(tmp_path_factory: pytest.TempPathFactory, environment: None) -> A
                 kv_transfer_config=transfer,
             )
         )
+        manager = both.engines[name].engine_core.resources.engine_manager
+        both.processes[name] = list(manager.processes)
     os.environ.pop("VLLM_CPU_OMP_THREADS_BIND")
     yield both
-    for engine in both.engines.values():
-        # Ten seconds quicker than to ask; the ports and the memory go with the processes.
-        resources = engine.engine_core.resources
-        for process in resources.engine_manager.processes:
-            os.kill(process.pid, signal.SIGKILL)
+    for name, engine in both.engines.items():
+        both.kill(name)
+        context = engine.engine_core.resources.ctx
         engine.shutdown()
-        resources.ctx.destroy(linger=0)  # vLLM leaves it to the interpreter, which complains
+        context.destroy(linger=0)  # vLLM leaves it to the interpreter, which complains
 
 
 @module
@@ -292,3 +298,16 @@ async def test_every_block_came_back(pair: Pair) -> None:
     assert len(outcomes) > 10
     assert len(set(outcomes)) == len(outcomes)
     assert sorted(released) == sorted(outcomes)
+
+
+@module
+async def test_a_producer_that_dies_costs_a_prefill_here(pair: Pair) -> None:
+    """The very last: the link is lost, a retry finds nobody; the client gets its tokens."""
+    tokens = prompt(400, seed=80_000)
+    expected = await pair.alone(tokens)
+    waiting = asyncio.create_task(pair.run("decode", tokens, params=pair.remote("bereaved")))
+    await asyncio.sleep(0.5)
+    assert not waiting.done()
+    pair.kill("prefill")
+    assert said(await asyncio.wait_for(waiting, 60)) == expected
+    assert await pair.until("decode", "NotDelivered", "bereaved")
