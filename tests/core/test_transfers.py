@@ -441,6 +441,72 @@ def test_revoke_unanswered_ends_the_link(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not world.released(consumer, "a")
 
 
+def test_an_abort_is_told_when_the_last_handle_has_closed() -> None:
+    world, consumer, producer = registered()
+    write = flying(world)
+    world.happen(producer, PrefillAborted(A))
+    world.settle()
+    assert world.outcome(consumer, "a", 0) is None
+    assert not producer.released_sources
+    world.land(write)
+    world.close(write, "done")
+    world.settle()
+    assert world.reason(consumer, "a") == "aborted"
+    assert sent(producer, Failed)[0].parts == (Part(0, 0, 8),)
+    assert [report.reason for report in producer.released_sources] == ["aborted"]
+
+
+def test_a_new_attempt_is_written_from_its_beginning() -> None:
+    world, consumer, producer = pair()
+    world.request(producer, "a")
+    world.offer(consumer, "a", [producer])
+    world.settle()
+    world.compute(producer, "a", 4, final=False)
+    world.settle()
+    world.happen(consumer, Cancelled(A))
+    world.settle()
+    assert world.released(consumer, "a", 0)
+    world.offer(consumer, "a", [producer])
+    world.compute(producer, "a")
+    world.settle()
+    assert world.delivered(consumer, "a", 1)
+    assert sent(producer, Complete)[0].parts == (Part(0, 0, 8),)
+
+
+def test_an_arrival_outlives_its_link() -> None:
+    world, consumer, producer = registered(WEAK_UNBOUNDED)
+    write = flying(world)
+    world.close(write, "done")
+    world.settle()
+    world.part(consumer, producer)
+    world.lose(world.wire(consumer, producer), consumer)
+    assert world.reason(consumer, "a") == "link_lost"
+    world.advance(seconds(60))
+    assert not world.released(consumer, "a")
+    assert consumer.looking
+    world.land(write)
+    world.arrive(write)
+    world.settle()
+    assert world.released(consumer, "a"), "with the verdict that was kept it is a proof"
+    assert not consumer.looking
+
+
+def test_the_end_of_another_link_moves_no_fence() -> None:
+    world, consumer, producer = registered()
+    flying(world)
+    began = world.now
+    world.reset(world.wire(consumer, producer))
+    world.advance(seconds(1))
+    second = world.wire(consumer, producer)
+    assert producer.permits, "a new permit on a new link"
+    world.part(consumer, producer)
+    world.lose(second, consumer)
+    world.advance(began + POLICY.lease - world.now)
+    assert not world.released(consumer, "a")
+    world.advance(1)
+    assert world.released(consumer, "a")
+
+
 def test_complete_that_crosses_a_revoke_frees_and_never_delivers() -> None:
     world, consumer, producer = registered()
     world.cut(producer, consumer)
