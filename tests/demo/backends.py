@@ -134,6 +134,9 @@ class Engine:
             exchange = Exchange(Seen(scope["path"], headers, {}), receive, send)
             await exchange.answer({}, 200 if self.healthy else 503)
             return
+        if scope["method"] != "POST":
+            await Exchange(Seen(scope["path"], headers, {}), receive, send).answer({}, 404)
+            return
         seen = Seen(scope["path"], headers, json.loads(body))
         self.seen.append(seen)
         self.arrived.set()
