@@ -15,6 +15,7 @@ from pushkv.core.effects import (
     RetryDue,
 )
 from pushkv.core.events import (
+    ArrivalSeen,
     Cancelled,
     Computed,
     MessageReceived,
@@ -27,6 +28,7 @@ from pushkv.core.events import (
     WriterGone,
 )
 from pushkv.core.ids import (
+    AttemptId,
     Part,
     TransferId,
     seconds,
@@ -504,6 +506,101 @@ def test_the_end_of_another_link_moves_no_fence() -> None:
     world.advance(began + POLICY.lease - world.now)
     assert not world.released(consumer, "a")
     world.advance(1)
+    assert world.released(consumer, "a")
+
+
+@pytest.mark.parametrize("when", ["registering", "registered", "revoking"])
+def test_an_arrival_may_come_before_the_verdict(when: str) -> None:
+    world, consumer, producer = pair(WEAK_UNBOUNDED, auto=False)
+    world.prefill(producer, "z")
+    world.offer(consumer, "z", [producer])
+    world.settle()
+    world.close(world.ordered()[0], "failed")
+    world.prefill(producer, "a")
+    world.cut(producer, consumer)
+    world.offer(consumer, "a", [producer])
+    world.settle()
+    write = flying(world)
+    if when != "registering":
+        world.heal()
+        world.settle()
+    if when == "revoking":
+        world.happen(consumer, Cancelled(A))
+    state = consumer.endpoint.receiving.consumers.states[write.effect.attempt]
+    assert state.status == f"consumer.{when}"
+    world.land(write)
+    world.happen(consumer, ArrivalSeen(write.effect.attempt, 0, write.effect.arrival_token))
+    world.close(write, "done")
+    world.heal()
+    world.settle()
+    assert world.delivered(consumer, "a", 1) == (when != "revoking")
+    assert world.released(consumer, "a", 1)
+
+
+def test_a_revoke_may_find_that_nothing_can_be_proven() -> None:
+    world, consumer, producer = registered(STRONG_UNBOUNDED)
+    world.close(flying(world), "unknown")
+    world.happen(consumer, Cancelled(A))
+    world.settle()
+    assert world.reason(consumer, "a") == "cancelled"
+    assert consumer_state(consumer).status == "consumer.quarantined"
+    count = len(sent(consumer, Revoke))
+    world.advance(seconds(20))
+    assert len(sent(consumer, Revoke)) == count, "nothing more is asked"
+    assert not world.released(consumer, "a")
+
+
+WHOLE = (Part(0, 0, 8),)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "reason", "released"),
+    [
+        (lambda name: Complete(name, WHOLE), "", True),
+        (lambda name: Failed(name, (), Reason.GONE), "gone", True),
+        (lambda name: Revoked(name, ()), "unknown_attempt", True),
+        (lambda name: Unproven(name, ()), "unproven", False),
+    ],
+    ids=["complete", "failed", "revoked", "unproven"],
+)
+def test_a_verdict_may_come_first_of_all(
+    verdict: Callable[[AttemptId], Any], reason: str, released: bool
+) -> None:
+    world, consumer, producer = pair(STRONG_UNBOUNDED, auto=False)
+    world.prefill(producer, "z")
+    world.offer(consumer, "z", [producer])
+    world.settle()
+    world.request(producer, "a")
+    world.offer(consumer, "a", [producer])
+    wire = world.wire(consumer, producer)
+    wire.queues["p"].clear()
+    world.land_all(consumer, "a", 1)
+    world.send(wire, consumer, verdict(attempt_of(consumer, producer, 1)))
+    world.settle()
+    assert world.reason(consumer, "a", 1) == reason
+    assert world.delivered(consumer, "a", 1) == (not reason)
+    assert world.released(consumer, "a", 1) == released
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        lambda name: Complete(name, WHOLE),
+        lambda name: Failed(name, (), Reason.ABORTED),
+        lambda name: Revoked(name, ()),
+    ],
+    ids=["complete", "failed", "revoked"],
+)
+def test_a_late_verdict_ends_the_quarantine(verdict: Callable[[AttemptId], Any]) -> None:
+    world, consumer, producer = registered(STRONG_UNBOUNDED)
+    name = attempt_of(consumer, producer)
+    wire = world.wire(consumer, producer)
+    world.send(wire, consumer, Unproven(name, ()))
+    world.settle()
+    assert world.reason(consumer, "a") == "unproven"
+    assert not world.released(consumer, "a")
+    world.send(wire, consumer, verdict(name))
+    world.settle()
     assert world.released(consumer, "a")
 
 

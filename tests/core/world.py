@@ -593,6 +593,15 @@ class World:
                 raise ViolationError(f"I1: {effect.attempt} read block {block} of {owner}")
         return (effect.attempt.transfer, effect.attempt.attempt)
 
+    def land_all(self, node: Node, transfer: str, attempt: int) -> None:
+        """Put every byte of an attempt in place, as if its WRITEs had been made."""
+        event = node.offers[TransferId(transfer), attempt].event
+        for token in range(event.start, event.end):
+            block = event.blocks[0][token // BLOCK_TOKENS - event.start // BLOCK_TOKENS]
+            for address in event.producers:
+                written = (event.transfer, event.attempt)
+                node.memory.contents[block][address.rank, token] = written
+
     def arrive(self, write: Write, token: int | None = None) -> None:
         """The consumer's transport can see the arrival; it is told when it looks."""
         attempt = write.effect.attempt
