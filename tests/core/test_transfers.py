@@ -538,7 +538,7 @@ def test_an_arrival_may_come_before_the_verdict(when: str) -> None:
 
 
 def test_a_revoke_may_find_that_nothing_can_be_proven() -> None:
-    world, consumer, producer = registered(STRONG_UNBOUNDED)
+    world, consumer, _ = registered(STRONG_UNBOUNDED)
     world.close(flying(world), "unknown")
     world.happen(consumer, Cancelled(A))
     world.settle()
