@@ -136,6 +136,18 @@ def test_abort_is_told(direct: bool) -> None:
     assert engine.used == 0
 
 
+def test_abort_after_the_prompt_is_told_too(direct: bool) -> None:
+    """The client left: a decode leg that still waits must not go on without it."""
+    engine = Engine(role="kv_producer", direct=direct)
+    engine.add("a", 100, prefill(), max_tokens=5)
+    engine.step()
+    engine.abort("a")
+    engine.run()
+    assert len(engine.bridge.of(PrefillAborted)) == 1
+    assert engine.bridge.of(Computed) == []
+    assert engine.used == 0
+
+
 def test_abort_before_schedule_is_told(direct: bool) -> None:
     engine = Engine(role="kv_producer", direct=direct)
     engine.add("a", 100, prefill())
