@@ -451,6 +451,23 @@ def test_a_dead_producer_is_dialled_only_while_it_is_wanted() -> None:
     assert consumer.endpoint.next_deadline() == FOREVER
 
 
+def test_an_address_wanted_again_while_it_is_dialled_is_dialled_again() -> None:
+    world, consumer, producer = pair()
+    world.part(consumer, producer)
+    world.offer(consumer, "a", [producer])
+    world.happen(consumer, Cancelled(A))
+    assert world.released(consumer, "a")
+    world.offer(consumer, "b", [producer])
+    (dial,) = world._dialing
+    dial.until = world.now
+    world.prefill(producer, "b")
+    world.settle()
+    assert not world._dialing, "it was refused"
+    world.heal()
+    world.advance(seconds(1))
+    assert world.delivered(consumer, "b", 1)
+
+
 # -- several ranks (R12)
 
 
