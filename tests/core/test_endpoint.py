@@ -375,7 +375,9 @@ def test_hello_of_a_newer_link_ends_the_older_one_first() -> None:
     newer = world.wire(consumer, producer)
     assert newer is not older
     assert older.number not in world.wires
-    assert len(producer.permits) == 1
+    (ours,) = producer.endpoint.links.store.states.values()
+    (theirs,) = consumer.endpoint.links.store.states.values()
+    assert list(producer.permits) == [ours.epoch] == [theirs.epoch]
     assert world.reason(consumer, "a") == "link_lost"
     assert world.released(consumer, "a"), "asked for, and nothing was open"
 

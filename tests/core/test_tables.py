@@ -515,3 +515,39 @@ def test_a_link_ends_with_every_epoch_it_had(steps: list[tuple[Any, int]], grant
             assert down.fence == (None if last is None else last + POLICY.lease)
             last = None
         last = after.last_grant if after.status is link.UP else None
+
+
+def link_in(status: link.LinkStatus, *, wanted: bool) -> link.Link:
+    state = evolve(link.dialing(D.incarnation), wanted=wanted, status=status)
+    if status in (link.UP, link.SUSPECT):
+        return evolve(state, epoch=FIRST, peer=P, silent_at=Instant(START + 1))
+    return state
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+@pytest.mark.parametrize("status", [link.CONNECTING, link.UP, link.SUSPECT])
+def test_a_link_is_dialled_again_for_whoever_wants_it_last(
+    status: link.LinkStatus, wanted: bool
+) -> None:
+    state = link_in(status, wanted=not wanted)
+    event = Wanted() if wanted else Unwanted()
+    state = LINK.step(state, event, START, rules()).state
+    assert state.status is status
+    state = LINK.step(state, Closed(""), START, rules()).state
+    assert state.status is (link.CONNECTING if wanted else link.ENDED)
+    due = Instant(START + POLICY.connect_backoff)
+    assert state.next_deadline == (due if wanted else FOREVER)
+
+
+@pytest.mark.parametrize("status", link.LinkStatus)
+def test_a_newer_link_is_up_whatever_the_older_one_was(status: link.LinkStatus) -> None:
+    step = LINK.step(link_in(status, wanted=True), Opened(SECOND, P), START, rules())
+    downs = [LinkDown(FIRST, P, None)] if status is link.UP else []
+    assert list(step.effects) == [*downs, LinkUp(SECOND, P)]
+    assert step.state.status is link.UP
+    assert step.state.epoch == SECOND
+
+
+def test_an_ended_link_is_wanted_by_nobody() -> None:
+    state = link_in(link.ENDED, wanted=True)
+    assert not LINK.step(state, Unwanted(), START, rules()).state.wanted

@@ -108,7 +108,8 @@ def test_the_part_that_is_cached_is_not_written() -> None:
     assert [write.effect.part for write in world.writes] == [Part(0, 4, 12)]
 
 
-def test_chunks_are_written_as_prefill_makes_them() -> None:
+@pytest.mark.parametrize("said", [True, False], ids=["resumed", "computed at once"])
+def test_chunks_are_written_as_prefill_makes_them(said: bool) -> None:
     world, consumer, producer = pair()
     world.offer(consumer, "a", [producer], 12)
     world.settle()
@@ -121,7 +122,9 @@ def test_chunks_are_written_as_prefill_makes_them() -> None:
         assert world.writes[-1].landed
     world.happen(producer, PrefillPreempted(A))
     assert producer_state(producer).status is ProducerStatus.PREEMPTED
-    world.happen(producer, PrefillResumed(A))
+    if said:
+        world.happen(producer, PrefillResumed(A))
+        assert producer_state(producer).status is ProducerStatus.PREFILLING
     world.compute(producer, "a", 4, final=False)
     assert len(world.writes) == 2, "what is written stays written for the same attempt"
     world.compute(producer, "a", 12)
@@ -132,6 +135,27 @@ def test_chunks_are_written_as_prefill_makes_them() -> None:
         Part(1, 4, 8),
         Part(2, 8, 12),
     ]
+
+
+@pytest.mark.parametrize("acknowledged", [True, False])
+def test_a_name_may_be_used_again(acknowledged: bool) -> None:
+    world, consumer, producer = pair()
+    world.prefill(producer, "a")
+    world.offer(consumer, "a", [producer])
+    if not acknowledged:
+        while not sent(producer, Complete):
+            world._once()
+        world.cut(consumer, producer)
+    world.settle()
+    assert world.delivered(consumer, "a", 0)
+    done = ProducerStatus.DONE if acknowledged else ProducerStatus.NOTIFYING
+    assert producer_state(producer).status is done
+    world.prefill(producer, "a")
+    world.heal()
+    world.offer(consumer, "a", [producer])
+    world.settle()
+    assert world.delivered(consumer, "a", 1)
+    assert len(producer.released_sources) == 2
 
 
 def test_too_short_a_prompt_is_told() -> None:
@@ -646,6 +670,10 @@ def test_nobody_holds_finished_kv_for_ever() -> None:
     world.offer(consumer, "a", [producer])
     world.settle()
     assert world.reason(consumer, "a") == "expired"
+    world.prefill(producer, "a")
+    world.offer(consumer, "a", [producer])
+    world.settle()
+    assert world.delivered(consumer, "a", 1)
 
 
 def test_the_hold_time_is_not_restarted_by_an_attempt() -> None:
