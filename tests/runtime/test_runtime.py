@@ -13,17 +13,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 from tests.runtime.node import BLOCKS, QUICK, Node, right, until, watch_registrations
+from tests.runtime.test_channel import HELLO
 
-from pushkv.core.effects import ProducerAddress
+from pushkv.core.effects import PeerJoined, PermitEnded, PostWrite, ProducerAddress
 from pushkv.core.endpoint import Endpoint
 from pushkv.core.errors import ConfigurationError, LocalProtocolError, TransportError
-from pushkv.core.events import Arrived, Event
-from pushkv.core.ids import EngineId, Instant, TransferId, seconds
+from pushkv.core.events import Arrived, Event, WriteClosed
+from pushkv.core.ids import (
+    AttemptId,
+    EngineId,
+    Epoch,
+    Incarnation,
+    Instant,
+    Part,
+    TransferId,
+    Worker,
+    seconds,
+)
 from pushkv.core.messages import Reason
+from pushkv.layout import join_memory
 from pushkv.model.faults import Fault, FaultRule
 from pushkv.runtime import Runtime, RuntimeConfig
 from pushkv.runtime.loop import Loop
+from pushkv.runtime.outbound import Outbound
 from pushkv.testing.reference_engine import ReferenceCache, prompt_digest
 from pushkv_memory import CAPABILITIES, MemoryFabric, MemoryTransport
 
@@ -143,8 +157,6 @@ def test_a_runtime_starts_once() -> None:
 def test_the_engine_waits_out_the_restart_grace_but_peers_are_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from attrs import evolve
-
     fabric = MemoryFabric(capabilities=evolve(CAPABILITIES, reaches_successor=True))
     node = Node(fabric, "D", changes={"lease": seconds(0.4)})
     before = time.monotonic()
@@ -208,10 +220,11 @@ def test_stopping_waits_for_writes_that_are_under_way() -> None:
     fabric = MemoryFabric(faults=[FaultRule(Fault.DELAY, 1_000_000, least=delay, most=delay)])
     with Node(fabric, "P") as producer, Node(fabric, "D") as consumer:
         producer.produce("t", PROMPT)
-        consumer.consume("t", PROMPT, producer.address)
+        result = consumer.consume("t", PROMPT, producer.address)
         until(lambda: fabric.in_flight)
         assert producer.runtime.stop(5)
         assert fabric.in_flight == 0
+        assert result.result(10).reason in (Reason.CLOSED, None), "the verdict left after them (R8)"
         until(lambda: consumer.free == BLOCKS)
 
 
@@ -315,3 +328,51 @@ def test_a_loop_that_dies_closes_its_connections(monkeypatch: pytest.MonkeyPatch
         until(producer.runtime._ended.is_set)
         with pytest.raises(OSError, match="refused"):
             socket.create_connection(producer.runtime.address, timeout=5)
+
+
+# -- what must not matter
+
+
+def test_a_trace_on_a_full_disk_costs_no_transfer(caplog: pytest.LogCaptureFixture) -> None:
+    fabric = MemoryFabric()
+    full = Path("/dev/full")
+    with Node(fabric, "P") as producer, Node(fabric, "D", trace_path=full) as consumer:
+        for name in ("a", "b"):
+            producer.produce(name, PROMPT)
+            assert consumer.consume(name, PROMPT, producer.address).result(10).reason is None
+        until(lambda: producer.free == consumer.free == BLOCKS)
+        ends = [each for each in caplog.messages if each.startswith("the trace /dev/full ends")]
+        assert len(ends) == 1
+
+
+def test_memory_that_cannot_be_read_fails_its_writes_and_is_forgotten_with_its_link() -> None:
+    calls: list[str] = []
+
+    class Recording(MemoryTransport):
+        def add_peer(self, peer: Worker, memory: bytes) -> None:
+            calls.append("add")
+
+        def remove_peer(self, peer: Worker) -> None:
+            calls.append("remove")
+
+    cache = ReferenceCache(layers=1, block_count=4)
+    failed: list[WriteClosed] = []
+    outbound = Outbound(cache.layout, Recording(MemoryFabric()), failed.append)
+    peer = Worker(EngineId("D"), Incarnation(1), 0)
+    bad = evolve(HELLO, layout=cache.layout.description(), memory=b"garbage")
+    good = evolve(bad, memory=join_memory(cache.layout, b"memory"))
+    attempt = AttemptId(peer.engine, peer.incarnation, 0, 0, TransferId("t"), 0)
+    write = PostWrite(attempt, Epoch(1, 1), Part(0, 0, 16), ((0,),), ((0,),), 0, 1)
+
+    outbound.joined(PeerJoined(peer, bad))
+    outbound.post(write)
+    assert [each.outcome for each in failed] == ["failed"]
+    assert outbound.open_writes == 0
+    outbound.joined(PeerJoined(peer, good))
+    outbound.ended(PermitEnded(Epoch(1, 1), peer))
+    assert calls == ["add"], "the newer link still needs it"
+    outbound.ended(PermitEnded(Epoch(2, 2), peer))
+    assert calls == ["add", "remove"]
+    outbound.joined(PeerJoined(peer, bad))
+    outbound.ended(PermitEnded(Epoch(3, 3), peer))
+    assert calls == ["add", "remove"], "it was never added"
