@@ -39,6 +39,7 @@ from pushkv.core.messages import (
     Failed,
     Query,
     Reason,
+    Register,
     Registered,
     Revoke,
     Revoked,
@@ -452,6 +453,60 @@ def test_revoke_is_answered_in_every_status(status: ProducerStatus, number: int)
     assert found
     assert not isinstance(found[-1], Registered)
     assert producer_state(producer).registration is None or number == 99
+
+
+@pytest.mark.parametrize("status", sorted({*S} - {S.HOLDING, S.EXPIRED}))
+def test_a_repeated_register_is_answered_and_never_served_twice(status: ProducerStatus) -> None:
+    world, consumer, producer = in_status(status)
+    name = attempt_of(consumer, producer)
+    register = next(message for message in sent(consumer, Register) if message.attempt == name)
+    ordered, verdict = len(world.writes), status in OVER
+    producer.sent.clear()
+    before = producer_state(producer)
+    world.happen(producer, MessageReceived(world.wire(consumer, producer).number, register))
+    kinds = (Failed, Revoked, Complete) if verdict else (Registered,)
+    assert isinstance(producer.sent[-1], kinds)
+    assert len(world.writes) == ordered
+    # Of an attempt that was acknowledged nothing is left; it is not named again.
+    assert producer_state(producer) is before or status is ProducerStatus.DONE
+
+
+OVER = (S.NOTIFYING, S.DONE, S.FAILED)
+
+
+@pytest.mark.parametrize(
+    ("said", "status"),
+    [
+        ([PrefillPreempted], S.PREEMPTED),
+        ([PrefillPreempted, PrefillResumed], S.PREFILLING),
+        ([PrefillAborted], S.FAILED),
+        ([], S.PREFILLING),
+        ([None], S.HOLDING),
+    ],
+)
+def test_prefill_goes_on_while_it_drains(said: list[Any], status: ProducerStatus) -> None:
+    world, consumer, producer = in_status(S.PREFILLING)
+    world.happen(consumer, Cancelled(A))
+    world.settle()
+    for kind in said:
+        if kind is None:
+            world.compute(producer, "a")
+        else:
+            world.happen(producer, kind(A))
+        assert producer_state(producer).status is S.DRAINING
+    fail(world)
+    assert producer_state(producer).status is status
+
+
+@pytest.mark.parametrize("status", [S.QUEUED, S.PREFILLING, S.PREEMPTED, S.WRITING, S.RETRYING])
+def test_an_abort_is_told_in_every_status(status: ProducerStatus) -> None:
+    world, consumer, producer = in_status(status)
+    world.happen(producer, PrefillAborted(A))
+    fail(world)
+    world.settle()
+    assert world.reason(consumer, "a") == "aborted"
+    assert world.released(consumer, "a")
+    assert [report.reason for report in producer.released_sources] == ["aborted"]
 
 
 def test_revoke_unanswered_ends_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
