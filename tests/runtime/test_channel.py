@@ -314,6 +314,28 @@ async def test_accepting_goes_on_after_it_failed(monkeypatch: pytest.MonkeyPatch
         assert end.counts["accept_failed"] == 3
 
 
+async def test_what_nobody_expected_ends_its_connection_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with listening() as end:
+        broken, number = await end.greet()
+        take = Channel._take
+
+        def raising(self: Channel, connection: Any, item: Any) -> None:
+            if connection.number == number:
+                raise RuntimeError("nobody expected this")
+            take(self, connection, item)
+
+        monkeypatch.setattr(Channel, "_take", raising)
+        await broken.send(frame(Ping(1)))
+        await ends(broken)
+        assert end.counts == {"connection_broke": 1}
+        closed = end.events[-1]
+        assert isinstance(closed, ConnectionClosed)
+        assert "nobody expected this" in closed.cause
+        await still_serves(end)
+
+
 async def test_many_connections_leave_nothing_behind() -> None:
     async with listening() as end:
         await still_serves(end)

@@ -12,6 +12,7 @@ from attrs import evolve
 from tests.runtime.node import BLOCKS, Node, right, until, watch_registrations
 
 from pushkv.core.effects import ProducerAddress
+from pushkv.core.errors import ConfigurationError
 from pushkv.core.events import Cancelled, PrefillAborted
 from pushkv.core.ids import TransferId, Worker, seconds
 from pushkv.core.messages import Reason
@@ -322,3 +323,25 @@ def test_an_idle_pair_turns_for_nothing_but_pings(monkeypatch: pytest.MonkeyPatc
         assert any(4 <= turned() <= 16 for _ in range(6))
         consumer.runtime.bridge.submit(Cancelled(TransferId("wakes it up")))
         until(lambda: consumer.runtime.counters["unknown_transfer"])
+
+
+def test_what_follows_from_a_deadline_waits_for_nobody_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The retries of a WRITE are due by time; that they fail at once must be noticed at once."""
+
+    def refuse(*_: object) -> None:
+        raise ConfigurationError("block", 1, "another one")
+
+    monkeypatch.setattr("pushkv.runtime.outbound.block_map", refuse)
+    quiet = {each: seconds(19) for each in ("query", "resend")}
+    quiet |= {each: seconds(60) for each in ("lease", "waiting", "hold")}
+    fabric = MemoryFabric()
+    with (
+        Node(fabric, "P", changes=quiet) as producer,
+        Node(fabric, "D", changes={**quiet, "attempts": 1}) as consumer,
+    ):
+        producer.produce("t", PROMPT).result(10)
+        generation = consumer.consume("t", PROMPT, producer.address).result(10)
+        assert generation.reason is Reason.WRITE
+        assert producer.runtime.counters["write_failed"] == 3

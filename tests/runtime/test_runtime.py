@@ -244,10 +244,18 @@ def test_a_peer_that_does_not_answer_makes_stop_say_so_in_time(
                 happen(self, event)
 
         monkeypatch.setattr(Loop, "_happen", deaf)
+        offered = BLOCKS - one.free
         before = time.monotonic()
-        assert not one.runtime.stop(0.3)
-        assert time.monotonic() - before < 2
-        assert one.free < BLOCKS, "the peer may still write"
+        stopping = threading.Thread(target=one.runtime.stop, args=(0.5,))
+        stopping.start()
+        until(lambda: one.runtime.bridge._closed)
+        late = one.consume("late", PROMPT, producer.address)
+        assert late.result(10).reason is Reason.CLOSED
+        until(lambda: one.free == BLOCKS - offered)
+        stopping.join()
+        assert time.monotonic() - before < 3
+        assert not one.runtime.stop(), "the peer may still write"
+        assert one.free == BLOCKS - offered
 
 
 def test_after_the_stop_requests_are_computed_locally_and_no_block_is_lost() -> None:
