@@ -39,6 +39,7 @@ from pushkv.core.messages import (
     Failed,
     Query,
     Reason,
+    Received,
     Register,
     Registered,
     Revoke,
@@ -469,6 +470,21 @@ def test_a_repeated_register_is_answered_and_never_served_twice(status: Producer
     assert len(world.writes) == ordered
     # Of an attempt that was acknowledged nothing is left; it is not named again.
     assert producer_state(producer) is before or status is ProducerStatus.DONE
+
+
+@pytest.mark.parametrize("status", ProducerStatus)
+def test_query_leaves_a_tombstone_and_received_takes_it_in_every_status(
+    status: ProducerStatus,
+) -> None:
+    world, consumer, producer = in_status(status)
+    wire = world.wire(consumer, producer)
+    name = attempt_of(consumer, producer, 99)
+    world.happen(producer, MessageReceived(wire.number, Query(name)))
+    assert producer.sent[-1] == Failed(name, (), Reason.UNKNOWN)
+    assert name in [verdict.attempt for verdict in producer_state(producer).ended]
+    world.happen(producer, MessageReceived(wire.number, Received(name)))
+    assert name not in [verdict.attempt for verdict in producer_state(producer).ended]
+    assert producer_state(producer).status is status
 
 
 OVER = (S.NOTIFYING, S.DONE, S.FAILED)
