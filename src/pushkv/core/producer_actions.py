@@ -22,6 +22,7 @@ from .events import (
 )
 from .ids import FOREVER, AttemptId, Instant
 from .messages import (
+    Complete,
     Failed,
     Query,
     Reason,
@@ -220,7 +221,8 @@ def _remember(state: Producer, verdict: Verdict) -> Result[Producer]:
 def received(state: Producer, event: Received, now: Instant, rules: Rules) -> Result[Producer]:
     """R7: the consumer will not name the attempt again, and links are ordered."""
     ended = tuple(each for each in state.ended if each.attempt != event.attempt)
-    status = DONE if state.status is NOTIFYING and len(ended) < len(state.ended) else state.status
+    told = not any(isinstance(verdict, Complete) for verdict in ended)
+    status = DONE if state.status is NOTIFYING and told else state.status
     return replace(state, ended=ended, status=status), ()
 
 
