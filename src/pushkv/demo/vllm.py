@@ -176,7 +176,8 @@ def _body(prompt: str) -> dict[str, object]:
 async def _local_prefills(report: DemoReport, fleet: _Fleet, client: httpx.AsyncClient) -> int:
     """How many prompts the decode engine computed, by vLLM's own count of tokens.
 
-    It computes one token of each prompt in any case: the last, whose logits it needs.
+    A prompt whose KV came from elsewhere counts as wholly external there, although vLLM computes its
+    last token anew for the logits.
     """
     answer = await client.get(fleet.servers["decode"].url + "/metrics")
     computed = sum(
@@ -184,13 +185,11 @@ async def _local_prefills(report: DemoReport, fleet: _Fleet, client: httpx.Async
         for line in answer.text.splitlines()
         if line.startswith("vllm:prompt_tokens_by_source_total") and '"local_compute"' in line
     )
-    answered = [each.prompt_tokens for each in report.requests if not each.failure]
-    excess = computed - len(answered)
     local = 0
-    for length in sorted(answered):
-        if excess <= 0:
+    for length in sorted(each.prompt_tokens for each in report.requests if not each.failure):
+        if computed <= 0:
             break
-        excess -= length - 1
+        computed -= length
         local += 1
     return local
 
