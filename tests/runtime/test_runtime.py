@@ -246,9 +246,10 @@ def test_a_peer_that_does_not_answer_makes_stop_say_so_in_time(
         monkeypatch.setattr(Loop, "_happen", deaf)
         offered = BLOCKS - one.free
         before = time.monotonic()
-        stopping = threading.Thread(target=one.runtime.stop, args=(0.5,))
+        stopping = threading.Thread(target=one.runtime.stop, args=(1.0,))
         stopping.start()
         until(lambda: one.runtime.bridge._closed)
+        assert not one.runtime._ended.is_set(), "offers are refused from the start of the drain on"
         late = one.consume("late", PROMPT, producer.address)
         assert late.result(10).reason is Reason.CLOSED
         until(lambda: one.free == BLOCKS - offered)
