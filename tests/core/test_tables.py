@@ -18,6 +18,7 @@ from pushkv.core.consumer_table import CONSUMER
 from pushkv.core.effects import (
     BlocksReleased,
     Delivered,
+    DialPeer,
     LinkDown,
     LinkUp,
     Member,
@@ -551,3 +552,27 @@ def test_a_newer_link_is_up_whatever_the_older_one_was(status: link.LinkStatus) 
 def test_an_ended_link_is_wanted_by_nobody() -> None:
     state = link_in(link.ENDED, wanted=True)
     assert not LINK.step(state, Unwanted(), START, rules()).state.wanted
+
+
+def test_a_link_that_stays_down_is_dialled_ever_more_rarely() -> None:
+    """Twice as long each time, a lease at most; a new attempt asks again at once."""
+    state = LINK.step(link.dialing(D.incarnation), Wanted(), START, rules()).state
+    waits = []
+    for _ in range(12):
+        state = LINK.step(state, Closed("refused"), START, rules()).state
+        waits.append(state.timer_at - START)
+        step = LINK.step(state, Tick(), state.timer_at, rules())
+        assert step.effects == (DialPeer(),)
+        assert step.state.timer_at == FOREVER
+        state = step.state
+    base = POLICY.connect_backoff
+    assert waits == [min(base << times, POLICY.lease) for times in range(12)]
+    assert waits[-1] == POLICY.lease
+
+    state = LINK.step(state, Closed("refused"), START, rules()).state
+    state = LINK.step(state, Wanted(), START, rules()).state
+    assert state.timer_at == START + base
+
+    state = LINK.step(state, Opened(FIRST, P), START, rules()).state
+    state = LINK.step(state, Closed("reset"), START, rules()).state
+    assert state.timer_at == START + base, "the address answered: begin anew"

@@ -68,6 +68,7 @@ class Link:
         silent_at: When silence makes the link suspect, or a dial unanswered; life moves it.
         timer_at: When to PING or to dial.
         wanted: Some attempt needs it: dial again when it ends.
+        redials: How often it was dialled in vain since it was last up; each wait is twice as long.
     """
 
     status: LinkStatus
@@ -80,6 +81,7 @@ class Link:
     silent_at: Instant
     timer_at: Instant
     wanted: bool
+    redials: int
 
     @property
     def next_deadline(self) -> Instant:
@@ -90,12 +92,12 @@ class Link:
 
 def dialing(incarnation: Incarnation) -> Link:
     """The consumer's end; it dials when an attempt wants it."""
-    return Link(ENDED, True, incarnation, None, None, None, (), FOREVER, FOREVER, False)
+    return Link(ENDED, True, incarnation, None, None, None, (), FOREVER, FOREVER, False, 0)
 
 
 def accepting(incarnation: Incarnation) -> Link:
     """The producer's end."""
-    return Link(ENDED, False, incarnation, None, None, None, (), FOREVER, FOREVER, False)
+    return Link(ENDED, False, incarnation, None, None, None, (), FOREVER, FOREVER, False, 0)
 
 
 def _silence(now: Instant, rules: Rules) -> Instant:
@@ -118,8 +120,15 @@ def _finish(state: Link, status: LinkStatus, now: Instant, rules: Rules) -> Resu
 def _again(state: Link, now: Instant, rules: Rules) -> Link:
     if not (state.grants and state.wanted):
         return replace(state, status=ENDED, timer_at=FOREVER)
-    timer = Instant(now + rules.policy.connect_backoff)
-    return replace(state, status=CONNECTING, timer_at=timer, silent_at=FOREVER)
+    """A quarantine may want the link for ever: dial ever more rarely, but once a lease at least."""
+    wait = min(rules.policy.connect_backoff << min(state.redials, 16), rules.policy.lease)
+    return replace(
+        state,
+        status=CONNECTING,
+        timer_at=Instant(now + wait),
+        silent_at=FOREVER,
+        redials=state.redials + 1,
+    )
 
 
 # -- actions
@@ -136,7 +145,11 @@ def _dialed(state: Link, now: Instant, rules: Rules) -> Result[Link]:
 
 
 def _want(state: Link, event: Wanted, now: Instant, rules: Rules) -> Result[Link]:
-    return replace(state, wanted=True), ()
+    """A new attempt does not wait out what earlier ones have learnt about this address."""
+    timer = state.timer_at
+    if state.status is CONNECTING and timer != FOREVER:
+        timer = min(timer, Instant(now + rules.policy.connect_backoff))
+    return replace(state, wanted=True, timer_at=timer), ()
 
 
 def _unwant(state: Link, event: Unwanted, now: Instant, rules: Rules) -> Result[Link]:
@@ -157,6 +170,7 @@ def _opened(state: Link, event: Opened, now: Instant, rules: Rules) -> Result[Li
         stamps=(),
         silent_at=_silence(now, rules),
         timer_at=FOREVER,
+        redials=0,
     )
     up = LinkUp(event.epoch, event.peer)
     if state.grants:
@@ -242,7 +256,7 @@ def _build() -> Table[Link]:
     table: Table[Link] = Table("link", LinkStatus, EVENTS)
     on, ignore = table.on, table.ignore
     on(ENDED, Wanted, to=CONNECTING, do=_dial, why="an attempt needs it")
-    on(CONNECTING, Wanted, to=CONNECTING, do=_want, why="dialled already")
+    on(CONNECTING, Wanted, to=CONNECTING, do=_want, why="dialled already, or again soon")
     on(UP, Wanted, to=UP, do=_want, why="up already; dial again when it ends")
     on(SUSPECT, Wanted, to=SUSPECT, do=_want, why="dial when the old socket is closed")
     for status in LinkStatus:

@@ -176,8 +176,8 @@ def _body(prompt: str) -> dict[str, object]:
 async def _local_prefills(report: DemoReport, fleet: _Fleet, client: httpx.AsyncClient) -> int:
     """How many prompts the decode engine computed, by vLLM's own count of tokens.
 
-    A prompt whose KV came from elsewhere counts as wholly external there, although vLLM computes its
-    last token anew for the logits.
+    A prompt whose KV came from elsewhere counts as wholly external there, although vLLM computes
+    its last token anew for the logits.
     """
     answer = await client.get(fleet.servers["decode"].url + "/metrics")
     computed = sum(
