@@ -72,10 +72,14 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 @asynccontextmanager
-async def listening(**limits: float) -> AsyncIterator[Listening]:
+async def listening(**limits: Any) -> AsyncIterator[Listening]:
     events: list[Event] = []
     counts: Counter[str] = Counter()
-    channel = Channel(events.append, lambda cause, _: counts.update([cause]), **limits)  # type: ignore[arg-type]
+
+    def count(cause: str, _: str) -> None:
+        counts[cause] += 1
+
+    channel = Channel(events.append, count, **limits)
     port = await channel.listen("127.0.0.1", 0)
     async with anyio.create_task_group() as tasks:
         channel.serve(tasks)

@@ -233,7 +233,8 @@ def test_a_peer_that_does_not_answer_makes_stop_say_so_in_time(
 ) -> None:
     seen = watch_registrations(monkeypatch)
     fabric = MemoryFabric()
-    with Node(fabric, "P", changes={"expected": seconds(9)}) as producer, Node(fabric, "D") as one:
+    slow = {"expected": seconds(9), "lease": seconds(9)}  # no fence passes meanwhile
+    with Node(fabric, "P", changes=slow) as producer, Node(fabric, "D", changes=slow) as one:
         one.consume("t", PROMPT, producer.address)
         until(lambda: one.free < BLOCKS)
         until(lambda: seen)
