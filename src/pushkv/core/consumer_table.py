@@ -5,7 +5,6 @@ from __future__ import annotations
 from . import consumer_actions as act
 from .consumer import (
     DELIVERED,
-    EXPOSED,
     FAILED,
     QUARANTINED,
     REGISTERED,
@@ -77,13 +76,15 @@ def _link_rows(table: Table[Consumer]) -> None:
         do=act.link_down,
         why="R2: quarantined if it was handed over; else it waits for a link",
     )
+    fence = "R2: unreachable proves nothing; the fence is frozen (R6)"
     on(
-        (REGISTERED, SETTLING, REVOKING),
+        (REGISTERED, SETTLING),
         LinkDown,
         to=(QUARANTINED, FAILED, RELEASED),
         do=act.link_down,
-        why="R2: unreachable proves nothing; the fence is frozen (R6)",
+        why=fence,
     )
+    on(REVOKING, LinkDown, to=(QUARANTINED, RELEASED), do=act.link_down, why=fence)
     on(
         QUARANTINED,
         LinkDown,
@@ -95,20 +96,11 @@ def _link_rows(table: Table[Consumer]) -> None:
 
 def _news_rows(table: Table[Consumer]) -> None:
     on, ignore = table.on, table.ignore
-    on(
-        WAITING,
-        Registered,
-        to=WAITING,
-        do=act.registered,
-        why="news of this attempt renews waiting",
-    )
-    on(
-        WAITING,
-        Progress,
-        to=WAITING,
-        do=act.registered,
-        why="news of this attempt renews waiting",
-    )
+    renews = "news of this attempt renews waiting"
+    on(REGISTERING, Registered, to=WAITING, do=act.registered, why=renews)
+    on(REGISTERING, Progress, to=WAITING, do=act.registered, why=renews)
+    on(REGISTERED, Registered, to=REGISTERED, do=act.registered, why=renews)
+    on(REGISTERED, Progress, to=REGISTERED, do=act.registered, why=renews)
     on(
         REVOKING,
         Registered,
@@ -122,27 +114,25 @@ def _news_rows(table: Table[Consumer]) -> None:
 
 def _verdict_rows(table: Table[Consumer]) -> None:
     on, ignore = table.on, table.ignore
-    on(
-        WAITING,
-        Complete,
-        to=(REGISTERING, DELIVERED, FAILED, RELEASED, SETTLING),
-        do=act.verdict,
-        why="R10: exact coverage, each part proven in place",
-    )
-    on(
-        WAITING,
-        Failed,
-        to=(REGISTERING, FAILED, RELEASED, SETTLING),
-        do=act.verdict,
-        why="R8: every handle is closed",
-    )
-    on(
-        WAITING,
-        Revoked,
-        to=(REGISTERING, FAILED, RELEASED, SETTLING),
-        do=act.verdict,
-        why="unasked, but it closes every handle all the same",
-    )
+    for status, ends in (
+        (REGISTERING, (REGISTERING, FAILED, RELEASED, SETTLING)),
+        (REGISTERED, (FAILED, RELEASED, SETTLING)),
+    ):
+        on(
+            status,
+            Complete,
+            to=(*ends, DELIVERED),
+            do=act.verdict,
+            why="R10: exact coverage, each part proven in place",
+        )
+        on(status, Failed, to=ends, do=act.verdict, why="R8: every handle is closed")
+        on(
+            status,
+            Revoked,
+            to=ends,
+            do=act.verdict,
+            why="unasked, but it closes every handle all the same",
+        )
     on(
         REVOKING,
         Complete,
@@ -157,25 +147,28 @@ def _verdict_rows(table: Table[Consumer]) -> None:
     on(QUARANTINED, Failed, to=(QUARANTINED, RELEASED), do=act.verdict, why=proof)
     on(QUARANTINED, Revoked, to=(QUARANTINED, RELEASED), do=act.verdict, why=proof)
     ignore(SETTLING, Complete, Failed, Revoked, Unproven, why="one verdict per attempt; repeats")
+    posted = "R14: no further WRITE, but the posted ones may land"
     on(
-        (*WAITING, REVOKING),
+        REGISTERING,
         Unproven,
-        to=(REGISTERING, QUARANTINED, FAILED, RELEASED),
+        to=(REGISTERING, QUARANTINED, RELEASED),
         do=act.unproven,
-        why="R14: no further WRITE, but the posted ones may land",
+        why=posted,
+    )
+    on(
+        (REGISTERED, REVOKING),
+        Unproven,
+        to=(QUARANTINED, RELEASED),
+        do=act.unproven,
+        why=posted,
     )
     ignore(QUARANTINED, Unproven, why="known")
 
 
 def _wish_rows(table: Table[Consumer]) -> None:
     on, ignore = table.on, table.ignore
-    on(
-        (*WAITING, REVOKING),
-        ArrivalSeen,
-        to=(*WAITING, REVOKING),
-        do=act.arrival,
-        why="R10: kept as a set",
-    )
+    for status in (*WAITING, REVOKING):
+        on(status, ArrivalSeen, to=status, do=act.arrival, why="R10: kept as a set")
     on(
         SETTLING,
         ArrivalSeen,
@@ -192,18 +185,30 @@ def _wish_rows(table: Table[Consumer]) -> None:
     )
 
     on(
-        WAITING,
+        REGISTERING,
         Withdrawn,
         to=(REVOKING, RELEASED, FAILED),
         do=act.withdraw,
         why="R1: blocks stay until the verdict; never handed over: free at once",
     )
+    on(
+        REGISTERED,
+        Withdrawn,
+        to=REVOKING,
+        do=act.withdraw,
+        why="R1: blocks stay until the verdict",
+    )
     on(SETTLING, Withdrawn, to=SETTLING, do=act.withdraw_settling, why="a cancel is remembered")
     ignore((REVOKING, QUARANTINED), Withdrawn, why="the outcome is told already")
 
     proof = "R14: a proof, and nothing less, ends the danger"
-    on(EXPOSED, WriterGone, to=(*EXPOSED, FAILED, RELEASED), do=act.proof, why=proof)
-    on(EXPOSED, Proven, to=(*EXPOSED, FAILED, RELEASED), do=act.proof, why=proof)
+    for status in (*WAITING, SETTLING):
+        on(status, WriterGone, to=(status, FAILED, RELEASED), do=act.proof, why=proof)
+    for status in (REVOKING, QUARANTINED):
+        on(status, WriterGone, to=(status, RELEASED), do=act.proof, why=proof)
+    on(QUARANTINED, Proven, to=RELEASED, do=act.proof, why=proof)
+    for status in (*WAITING, SETTLING, REVOKING):
+        on(status, Proven, to=status, do=act.proof, why="it is about quarantined blocks alone")
 
 
 def _time_rows(table: Table[Consumer]) -> None:
@@ -211,14 +216,14 @@ def _time_rows(table: Table[Consumer]) -> None:
     on(
         REGISTERING,
         Tick,
-        to=(REGISTERING, REVOKING, FAILED, RELEASED),
+        to=(REGISTERING, REVOKING, FAILED),
         do=act.tick_registering,
         why="I7: resent until answered, for as long as waiting lasts",
     )
     on(
         REGISTERED,
         Tick,
-        to=(REGISTERED, REVOKING, FAILED),
+        to=(REGISTERED, REVOKING),
         do=act.tick_registered,
         why="I7: QUERY until the verdict or the waiting deadline",
     )

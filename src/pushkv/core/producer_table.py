@@ -64,8 +64,20 @@ EVENTS = (
     Tick,
 )
 SERVING = (PREFILLING, PREEMPTED, WRITING, RETRYING)
-AFTER_DRAIN = (DRAINING, QUEUED, PREFILLING, PREEMPTED, HOLDING, FAILED)
-SERVED = (PREFILLING, PREEMPTED, WRITING, NOTIFYING)
+AFTER_DRAIN = (DRAINING, PREFILLING, PREEMPTED, HOLDING, FAILED)
+DRAINED: dict[ProducerStatus, tuple[ProducerStatus, ...]] = {
+    EXPECTED: (FAILED,),
+    QUEUED: (),
+    PREFILLING: (DRAINING,),
+    PREEMPTED: (DRAINING,),
+    HOLDING: (),
+    WRITING: (DRAINING, HOLDING),
+    RETRYING: (DRAINING, HOLDING),
+    DRAINING: (),
+}
+"""Where giving the registration up leads from each status, other than to itself."""
+AFTER_DONE = {WRITING: (WRITING, NOTIFYING), RETRYING: (RETRYING, WRITING)}
+AFTER_FAILED = {WRITING: (RETRYING,), RETRYING: (WRITING,)}
 
 
 def _build() -> Table[Producer]:
@@ -87,12 +99,15 @@ def _engine_rows(table: Table[Producer]) -> None:
         Arrived,
         why="I5: one live request per transfer",
     )
+    ordered = "finished blocks are ordered at once; the rest when prefill is over"
+    served = (PREFILLING, HOLDING, WRITING, NOTIFYING)
+    on(QUEUED, Computed, to=served, do=act.computed, why=ordered)
     on(
-        (QUEUED, PREFILLING, PREEMPTED),
+        (PREFILLING, PREEMPTED),
         Computed,
-        to=(*SERVED, HOLDING, DRAINING, QUEUED),
+        to=(*served, DRAINING),
         do=act.computed,
-        why="finished blocks are ordered at once; the rest when prefill is over",
+        why=ordered,
     )
     on(DRAINING, Computed, to=DRAINING, do=act.computed, why="prefill goes on while it drains")
     ignore((EXPECTED, HOLDING, WRITING, RETRYING, *OVER), Computed, why="I5: no prefill runs here")
@@ -122,12 +137,14 @@ def _engine_rows(table: Table[Producer]) -> None:
         PrefillResumed,
         why="I5: it was not preempted",
     )
+    closed = "R8: told to the consumer when every handle is closed"
+    on((QUEUED, HOLDING), PrefillAborted, to=FAILED, do=act.aborted, why=closed)
     on(
-        (QUEUED, PREFILLING, PREEMPTED, HOLDING, WRITING, RETRYING),
+        (PREFILLING, PREEMPTED, WRITING, RETRYING),
         PrefillAborted,
         to=(DRAINING, FAILED),
         do=act.aborted,
-        why="R8: told to the consumer when every handle is closed",
+        why=closed,
     )
     on(DRAINING, PrefillAborted, to=DRAINING, do=act.aborted, why="it ends when it has drained")
     ignore((EXPECTED, *OVER), PrefillAborted, why="I5: nothing to give up")
@@ -135,20 +152,22 @@ def _engine_rows(table: Table[Producer]) -> None:
 
 def _consumer_rows(table: Table[Producer]) -> None:
     on = table.on
-    on(
-        (EXPECTED, QUEUED, PREFILLING, PREEMPTED, HOLDING, WRITING, RETRYING, DRAINING),
-        RegistrationReceived,
-        to=(EXPECTED, QUEUED, HOLDING, RETRYING, DRAINING, *SERVED),
-        do=act.register,
-        why="R7: an ended attempt is answered; one consumer at a time is served",
-    )
-    on(
-        OVER,
-        RegistrationReceived,
-        to=(EXPECTED, *OVER),
-        do=act.register_late,
-        why="R7: answered from memory; nothing is left to serve a new attempt from",
-    )
+    for status in LIVE:
+        on(
+            status,
+            RegistrationReceived,
+            to=(HOLDING, WRITING, NOTIFYING) if status is HOLDING else status,
+            do=act.register,
+            why="R7: an ended attempt is answered; one consumer at a time is served",
+        )
+    for status in OVER:
+        on(
+            status,
+            RegistrationReceived,
+            to=(EXPECTED, FAILED) if status is FAILED else status,
+            do=act.register_late,
+            why="R7: answered from memory; nothing is left to serve a new attempt from",
+        )
     everywhere = tuple(ProducerStatus)
     for status in everywhere:
         on(
@@ -169,32 +188,35 @@ def _consumer_rows(table: Table[Producer]) -> None:
         do=act.received,
         why="R7: it may be forgotten now",
     )
-    on(
-        LIVE,
-        Revoke,
-        to=(EXPECTED, RETRYING, WRITING, *AFTER_DRAIN),
-        do=act.revoke,
-        why="R8: answered at once if nothing is open, else when the last handle has closed",
-    )
+    for status in LIVE:
+        on(
+            status,
+            Revoke,
+            to=(status, *DRAINED[status]),
+            do=act.revoke,
+            why="R8: answered at once if nothing is open, else when the last handle has closed",
+        )
 
 
 def _link_rows(table: Table[Producer]) -> None:
     on, ignore = table.on, table.ignore
-    on(
-        LIVE,
-        LinkDown,
-        to=(EXPECTED, RETRYING, WRITING, *AFTER_DRAIN),
-        do=act.link_down,
-        why="R11: nothing more is posted for registrations made over it",
-    )
+    for status in LIVE:
+        on(
+            status,
+            LinkDown,
+            to=(status, *DRAINED[status]),
+            do=act.link_down,
+            why="R11: nothing more is posted for registrations made over it",
+        )
     ignore(OVER, LinkDown, why="R11: what is remembered survives the link")
-    on(
-        SERVING,
-        Permitted,
-        to=(*SERVED, RETRYING, DRAINING),
-        do=act.permitted,
-        why="R3: WRITEs may go on",
-    )
+    for status in SERVING:
+        on(
+            status,
+            Permitted,
+            to=(status, WRITING) if status is RETRYING else status,
+            do=act.permitted,
+            why="R3: WRITEs may go on",
+        )
     ignore(
         (EXPECTED, QUEUED, HOLDING, DRAINING, *OVER), Permitted, why="nothing waits for a permit"
     )
@@ -202,34 +224,40 @@ def _link_rows(table: Table[Producer]) -> None:
 
 def _transport_rows(table: Table[Producer]) -> None:
     on, ignore = table.on, table.ignore
-    after = (*SERVED, RETRYING, *AFTER_DRAIN)
-    on(SERVING, WriteDone, to=after, do=act.done, why="R10: done parts are kept for the verdict")
-    on(
-        SERVING,
-        WriteFailed,
-        to=after,
-        do=act.write_failed,
-        why="a few times again, under new part numbers",
-    )
-    on(
-        SERVING,
-        WriteRefused,
-        to=after,
-        do=act.write_refused,
-        why="R5: nothing was posted; the tokens wait for a permit",
-    )
-    on(
-        SERVING,
-        WriteUnknown,
-        to=after,
-        do=act.write_unknown,
-        why="R14: an error code proves nothing about bytes in flight",
-    )
+    for status in SERVING:
+        on(
+            status,
+            WriteDone,
+            to=AFTER_DONE.get(status, status),
+            do=act.done,
+            why="R10: done parts are kept for the verdict",
+        )
+        on(
+            status,
+            WriteFailed,
+            to=(status, *AFTER_FAILED.get(status, ()), *DRAINED[status]),
+            do=act.write_failed,
+            why="a few times again, under new part numbers",
+        )
+        on(
+            status,
+            WriteRefused,
+            to=(status, WRITING) if status is RETRYING else status,
+            do=act.write_refused,
+            why="R5: nothing was posted; the tokens wait for a permit",
+        )
+        on(
+            status,
+            WriteUnknown,
+            to=(status, DRAINING),
+            do=act.write_unknown,
+            why="R14: an error code proves nothing about bytes in flight",
+        )
     drains = "R8: the last handle lets the verdict go"
     on(DRAINING, WriteDone, to=AFTER_DRAIN, do=act.done, why=drains)
     on(DRAINING, WriteFailed, to=AFTER_DRAIN, do=act.write_failed, why=drains)
     on(DRAINING, WriteRefused, to=AFTER_DRAIN, do=act.write_refused, why=drains)
-    on(DRAINING, WriteUnknown, to=AFTER_DRAIN, do=act.write_unknown, why=drains)
+    on(DRAINING, WriteUnknown, to=DRAINING, do=act.write_unknown, why=drains)
     ignore(
         (EXPECTED, QUEUED, HOLDING, *OVER),
         WriteDone,
@@ -264,13 +292,14 @@ def _time_rows(table: Table[Producer]) -> None:
         do=act.tick_holding,
         why="I7: one hold time per transfer, never restarted",
     )
-    on(
-        (WRITING, RETRYING),
-        Tick,
-        to=(*SERVED, RETRYING, *AFTER_DRAIN),
-        do=act.tick_writing,
-        why="I7: the transfer clock, and the backoff before a retry",
-    )
+    for status in (WRITING, RETRYING):
+        on(
+            status,
+            Tick,
+            to=(status, WRITING, *DRAINED[status]),
+            do=act.tick_writing,
+            why="I7: the transfer clock, and the backoff before a retry",
+        )
     on(
         DRAINING,
         Tick,

@@ -217,7 +217,6 @@ EVENTS = (MemberTold, MemberFreed, Cancelled, TakenBack, Readmitted, Tick)
 def _build() -> Table[Request]:
     table: Table[Request] = Table("request", RequestStatus, EVENTS)
     on, ignore = table.on, table.ignore
-    ended = (FAILED, RELEASED)
 
     on(
         RECEIVING,
@@ -257,12 +256,12 @@ def _build() -> Table[Request]:
     on(
         PREEMPTED,
         Readmitted,
-        to=(RELEASING, *ended),
+        to=(RELEASING, RELEASED),
         do=_hand_over,
         why="R9: a new attempt, never the old one again",
     )
     ignore((RECEIVING, RETRYING, RELEASING), Readmitted, why="it was not preempted")
-    on(RETRYING, Tick, to=(RETRYING, RELEASING, *ended), do=_hand_over, why="the backoff is over")
+    on(RETRYING, Tick, to=(RETRYING, RELEASING, FAILED), do=_hand_over, why="the backoff is over")
     ignore((RECEIVING, PREEMPTED, RELEASING), Tick, why="its members keep the time")
     ignore(TERMINAL, *EVENTS, why="I3: terminal states absorb")
     return table.freeze()
