@@ -14,7 +14,6 @@ import pytest
 from pushkv.core.errors import ConfigurationError
 from pushkv.demo.tiny_model import TinyModel, make_prompt, vocabulary, write_tiny_model
 
-
 SMALL = TinyModel(hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, words=40)
 
 
