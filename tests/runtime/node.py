@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, Self
+from uuid import uuid4
 
 import pytest
 from attrs import evolve
@@ -15,6 +18,7 @@ from pushkv.core.effects import ProducerAddress
 from pushkv.core.ids import EngineId, TransferId, seconds
 from pushkv.core.machines import StepRecord
 from pushkv.core.policy import Policy
+from pushkv.observe.replay import check_trace
 from pushkv.runtime import Runtime, RuntimeConfig
 from pushkv.runtime.loop import Loop
 from pushkv.testing.reference_engine import Generation, ReferenceCache, ReferenceEngine, Role
@@ -46,14 +50,22 @@ def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
 
 
 class Node:
-    """Start with `with`; stops on the way out, whatever the test has done to it."""
+    """Start with `with`; stops on the way out, whatever the test has done to it.
+
+    Its trace must then be one that the tables allow.
+    """
 
     def __init__(self, fabric: MemoryFabric, name: str, **config: Any) -> None:
         self.fabric = fabric
         self.cache = ReferenceCache(layers=2, block_count=BLOCKS)
         policy = evolve(QUICK, **config.pop("changes", {}))
         layout = config.pop("layout", self.cache.layout)
-        self.config = RuntimeConfig(EngineId(name), layout, policy=policy, **config)
+        self.keeps_trace = "trace_path" in config
+        unheard_of = Path(tempfile.gettempdir(), f"pushkv-{uuid4().hex}.ndjson")
+        self.trace = config.pop("trace_path", unheard_of)
+        self.config = RuntimeConfig(
+            EngineId(name), layout, policy=policy, trace_path=self.trace, **config
+        )
         self.runtime = Runtime(self.config, MemoryTransport(fabric))
         self.engine = ReferenceEngine(self.cache, self.runtime.bridge, chunk_tokens=32)
 
@@ -65,6 +77,11 @@ class Node:
     def __exit__(self, *_: object) -> None:
         self.runtime.stop(0.5)
         self.engine.stop()
+        if self.trace.is_file():
+            report = check_trace(self.trace)
+            if not self.keeps_trace:
+                self.trace.unlink()
+            assert report.illegal is None, report.illegal
 
     @property
     def address(self) -> ProducerAddress:

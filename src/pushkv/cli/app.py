@@ -13,6 +13,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from pushkv.core.errors import PushKVError
 from pushkv.demo.report import DemoReport
 
+from .trace import trace_app
+
 __all__ = ["app"]
 
 app = typer.Typer(
@@ -21,6 +23,7 @@ app = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
+app.add_typer(trace_app, name="trace")
 
 
 class EngineKind(StrEnum):

@@ -37,7 +37,7 @@ from .events import (
 from .ids import Instant, Worker
 from .link import LINK
 from .links import Fits, LinkLost, LinkNews, Links, PermitFresh
-from .machines import Machines, Observer
+from .machines import LifeObserver, Machines, Observer
 from .messages import Grant, Hello, Message, Ping, Query, Received, Refused, Register, Revoke
 from .policy import Policy
 from .producer_table import PRODUCER
@@ -78,6 +78,7 @@ class Endpoint:
         fits: Compares two HELLOs and names the first difference.
         started_at: When this incarnation began; R13 counts from there.
         observer: Called with every step; None costs one comparison.
+        lives: Called when a machine begins and when it is forgotten.
     """
 
     def __init__(
@@ -88,9 +89,10 @@ class Endpoint:
         fits: Fits,
         started_at: Instant,
         observer: Observer | None = None,
+        lives: LifeObserver | None = None,
     ) -> None:
         me = identity.worker
-        self._machines = Machines(Rules(policy, capabilities), observer)
+        self._machines = Machines(Rules(policy, capabilities), observer, lives)
         self.links = Links(self._machines, identity.hello, fits)
         self.receiving = Receiving(
             me,

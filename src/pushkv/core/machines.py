@@ -12,7 +12,7 @@ from .effects import Effect
 from .ids import Instant
 from .table import Row, Rules, Table
 
-__all__ = ["Machines", "Observer", "StepRecord", "Store"]
+__all__ = ["LifeObserver", "Machines", "Observer", "StepRecord", "Store"]
 
 
 class _Timed(Protocol):
@@ -45,6 +45,8 @@ class StepRecord:
 
 
 Observer = Callable[[StepRecord], None]
+LifeObserver = Callable[[str, object, object], None]
+"""Told a machine's name, its key, and its first state; None for the state when it is forgotten."""
 
 
 @frozen
@@ -58,20 +60,27 @@ class Store(Generic[K, S]):
 class Machines:
     """Steps machines and keeps their states and deadlines. Not thread-safe."""
 
-    def __init__(self, rules: Rules, observer: Observer | None) -> None:
+    def __init__(
+        self, rules: Rules, observer: Observer | None, lives: LifeObserver | None = None
+    ) -> None:
         self.rules = rules
         self.observer = observer
+        self.lives = lives
         self.deadlines: Deadlines[tuple[str, Any]] = Deadlines()
 
     def put(self, store: Store[K, S], key: K, state: S) -> None:
         """Add a machine."""
         store.states[key] = state
         self.deadlines.set((store.table.name, key), state.next_deadline)
+        if self.lives is not None:
+            self.lives(store.table.name, key, state)
 
     def drop(self, store: Store[K, S], key: K) -> None:
         """Remove a machine."""
         del store.states[key]
         self.deadlines.forget((store.table.name, key))
+        if self.lives is not None:
+            self.lives(store.table.name, key, None)
 
     def step(self, store: Store[K, S], key: K, event: object, now: Instant) -> tuple[Effect, ...]:
         """Step the machine under `key`, keep its new state, and return what it wants done."""

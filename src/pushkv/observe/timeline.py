@@ -125,7 +125,15 @@ class _Counted(Struct, tag_field="kind", tag="counted"):
     cause: str
 
 
-_Line = _Start | _Step | _Write | _Counted
+class _Life(Struct, tag_field="kind", tag="begin"):
+    machine: str
+
+
+class _Death(Struct, tag_field="kind", tag="end"):
+    machine: str
+
+
+_Line = _Start | _Step | _Write | _Counted | _Life | _Death
 _decode = msgspec.json.Decoder(_Line).decode
 
 

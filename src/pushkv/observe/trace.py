@@ -1,5 +1,8 @@
 """A trace of every step as lines of JSON: what came in, which row fired, what came out.
 
+It says enough to be run again: the rules at its start, each machine's first state, every event and
+every effect. ``replay`` does so.
+
 Times are nanoseconds of the system-wide monotonic clock, so that the traces of engines on one host
 can be laid side by side.
 """
@@ -15,13 +18,15 @@ from typing import IO
 
 import msgspec
 
+from pushkv.core.effects import Send, SendLink
 from pushkv.core.errors import ConfigurationError
 from pushkv.core.ids import Worker
 from pushkv.core.machines import StepRecord
+from pushkv.core.table import Rules
 from pushkv.layout import CacheLayout, CacheRegion
 from pushkv.transport import Completion
 
-__all__ = ["TraceWriter"]
+__all__ = ["TraceWriter", "tagged"]
 
 log = logging.getLogger("pushkv.trace")
 
@@ -36,7 +41,7 @@ class TraceWriter:
         ConfigurationError: `path` cannot be written.
     """
 
-    def __init__(self, path: Path, worker: Worker, layout: CacheLayout) -> None:
+    def __init__(self, path: Path, worker: Worker, layout: CacheLayout, rules: Rules) -> None:
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +58,20 @@ class TraceWriter:
             }
             for group in layout.groups
         ]
-        self._write({"kind": "start", "worker": worker, "pid": os.getpid(), "cache": cache})
+        self._write(
+            {
+                "kind": "start",
+                "worker": worker,
+                "pid": os.getpid(),
+                "rules": rules,
+                "cache": cache,
+            }
+        )
+
+    def life(self, machine: str, key: object, state: object) -> None:
+        """A machine begins in `state`, or is forgotten where that is None."""
+        line = {"kind": "end" if state is None else "begin", "machine": machine, "key": key}
+        self._write(line if state is None else {**line, "state": state})
 
     def step(self, record: StepRecord) -> None:
         """One step of one machine."""
@@ -63,11 +81,11 @@ class TraceWriter:
                 "t": record.now,
                 "machine": record.machine,
                 "key": record.key,
-                "event": _tagged(record.event),
+                "event": tagged(record.event),
                 "row": record.row.name,
                 "from": getattr(record.before, "status", ""),
                 "to": getattr(record.after, "status", ""),
-                "effects": [_tagged(effect) for effect in record.effects],
+                "effects": [tagged(effect) for effect in record.effects],
             }
         )
 
@@ -110,7 +128,10 @@ def _region(region: CacheRegion) -> dict[str, int]:
     }
 
 
-def _tagged(value: object) -> dict[str, object]:
+def tagged(value: object) -> dict[str, object]:
+    """An event or an effect as JSON has it: its type, and its fields."""
+    if isinstance(value, Send | SendLink):
+        return {"type": type(value).__name__, "message": tagged(value.message)}
     built = msgspec.to_builtins(value, enc_hook=_plain)
     return {"type": type(value).__name__, **(built if isinstance(built, dict) else {})}
 

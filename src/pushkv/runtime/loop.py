@@ -33,6 +33,7 @@ from pushkv.core.events import ArrivalSeen, Arrived, Cancelled, Event, PrefillAb
 from pushkv.core.ids import FOREVER, Instant
 from pushkv.core.machines import StepRecord
 from pushkv.core.messages import Reason
+from pushkv.core.table import Rules
 from pushkv.observe.trace import TraceWriter
 from pushkv.transport import Completion, Transport
 
@@ -74,7 +75,8 @@ class Loop:
         self._outbound = Outbound(config.layout, transport, self._late.append)
         self._trace: TraceWriter | None = None
         if config.trace_path is not None:
-            self._trace = TraceWriter(config.trace_path, identity.worker, config.layout)
+            rules = Rules(config.policy, transport.capabilities)
+            self._trace = TraceWriter(config.trace_path, identity.worker, config.layout, rules)
         self._endpoint = Endpoint(
             identity,
             config.policy,
@@ -82,6 +84,7 @@ class Loop:
             compare,
             Instant(config.clock()),
             self._observe,
+            None if self._trace is None else self._trace.life,
         )
 
     async def run(

@@ -1,0 +1,60 @@
+"""`pushkv trace`: what can be done with the trace of an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from pushkv.core.errors import PushKVError
+from pushkv.observe.replay import TraceReport, check_trace
+
+__all__ = ["trace_app"]
+
+trace_app = typer.Typer(
+    help="What an engine wrote about its steps (`trace_path`).", no_args_is_help=True
+)
+
+
+@trace_app.callback()
+def root() -> None:
+    """What an engine wrote about its steps (`trace_path`)."""
+
+
+@trace_app.command()
+def check(
+    traces: Annotated[list[Path], typer.Argument(help="Traces, one of each engine.")],
+    json: Annotated[
+        Path | None, typer.Option(help="Write what was found there.", dir_okay=False)
+    ] = None,
+) -> None:
+    """Run traces again through the tables, and report each one's first illegal line.
+
+    Row, status and effects of every step must be what the tables say. Exit code 1 if some line of
+    some trace is illegal, 2 if a trace cannot be read.
+    """
+    console = Console(soft_wrap=True)
+    try:
+        reports = [check_trace(path) for path in traces]
+    except PushKVError as error:
+        Console(stderr=True).print(f"[bold red]pushkv trace check:[/] {error}", highlight=False)
+        raise typer.Exit(2) from None
+    for report in reports:
+        console.print(_told(report), highlight=False, markup=False)
+    if json is not None:
+        found = msgspec.to_builtins(reports, enc_hook=str)
+        json.write_bytes(msgspec.json.encode({"traces": found}))
+    if any(report.illegal for report in reports):
+        raise typer.Exit(1)
+
+
+def _told(report: TraceReport) -> str:
+    if report.illegal is not None:
+        return f"{report.path}: illegal\n{report.illegal}"
+    return (
+        f"{report.path}: {report.steps} steps of {len(report.rows)} rows, {report.lines} lines, "
+        f"{report.alive} machines alive at the end"
+    )
