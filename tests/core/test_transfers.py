@@ -304,6 +304,25 @@ def test_an_unknown_write_without_a_bound_is_never_over() -> None:
     assert len(producer.released_sources) == 1
 
 
+def test_a_source_that_nothing_reads_is_free_whatever_may_still_land() -> None:
+    """I7: over NIXL every decode engine that dies mid-WRITE would else cost its prompt's blocks."""
+    world, consumer, producer = registered(STRONG_UNBOUNDED)
+    write = flying(world)
+    world.close(write, "unknown", source_idle=True)
+    world.settle()
+    assert world.reason(consumer, "a") == "unproven"
+    assert not world.released(consumer, "a")
+    assert not producer.released_sources, "a new attempt may still be served from it"
+    count = len(sent(producer, Unproven))
+    world.reset(world.wire(consumer, producer))
+    world.advance(seconds(1))
+    assert len(sent(producer, Unproven)) == count + 1, "a REVOKE over the next link is answered"
+    world.advance(POLICY.hold)
+    assert [report.reason for report in producer.released_sources] == ["expired"]
+    world.land(write)
+    assert not world.released(consumer, "a")
+
+
 def test_a_handle_that_never_closes_is_unproven_until_it_does() -> None:
     world, consumer, producer = registered()
     write = flying(world)

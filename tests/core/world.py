@@ -616,14 +616,15 @@ class World:
                 seen = ArrivalSeen(attempt, write.effect.part.number, number)
                 self._arrivals.append((node, seen))
 
-    def close(self, write: Write, outcome: str) -> None:
+    def close(self, write: Write, outcome: str, *, source_idle: bool = False) -> None:
         """The transport reports how the WRITE ended."""
         write.closed = True
-        write.source_read = outcome == "done"
+        write.source_read = source_idle or outcome == "done"
         node = write.node
         if node.alive and node.incarnation == write.incarnation:
             number = write.effect.part.number
-            self.happen(node, WriteClosed(write.effect.attempt, number, outcome))
+            attempt = write.effect.attempt
+            self.happen(node, WriteClosed(attempt, number, outcome, source_idle=source_idle))
 
     def finish(self, write: Write) -> None:
         """Post, land, arrive and close as done; or as refused, if it may not be posted."""

@@ -175,6 +175,7 @@ class WriteClosed:
     part: int
     outcome: str
     cause: str = ""
+    source_idle: bool = False
 
 
 @frozen
@@ -293,10 +294,11 @@ class WriteRefused:
 
 @frozen
 class WriteUnknown:
-    """Nobody can say whether bytes of the part still land."""
+    """Nobody can say whether bytes of the part still land; perhaps its source is read no more."""
 
     attempt: AttemptId
     part: int
+    source_idle: bool = False
 
 
 ConsumerEvent = Offered | Cancelled | TakenBack | Readmitted

@@ -31,7 +31,7 @@ from attrs import frozen
 from .ids import FOREVER, Blocks, Epoch, Instant, Part, TransferId, Worker
 from .messages import Reason, Register, Verdict
 
-__all__ = ["Prefill", "Producer", "ProducerStatus", "Registration", "is_over", "produce"]
+__all__ = ["Doubt", "Prefill", "Producer", "ProducerStatus", "Registration", "is_over", "produce"]
 
 
 class ProducerStatus(StrEnum):
@@ -82,6 +82,18 @@ class Prefill(StrEnum):
 
 
 @frozen
+class Doubt:
+    """A part whose bytes may still land until `over_at`; FOREVER where nobody can say.
+
+    `source_idle` says that its WRITE has stopped reading the source, whatever becomes of the rest.
+    """
+
+    part: Part
+    over_at: Instant
+    source_idle: bool
+
+
+@frozen
 class Registration:
     """Who is being served: the REGISTER that was accepted, and the link it came over (R11)."""
 
@@ -100,7 +112,7 @@ class Producer:
         computed: KV of this many tokens exists in `source`.
         registration: Who is served now.
         open: Parts ordered and not closed, ascending by number.
-        unknown: Parts of unknown outcome, each with the instant at which it can no longer land.
+        unknown: Parts of unknown outcome.
         done: Parts DONE for the current attempt.
         missing: Token ranges that were ordered and must be ordered again.
         ordered: Tokens below this were ordered for the current attempt.
@@ -126,7 +138,7 @@ class Producer:
     source: Blocks
     registration: Registration | None
     open: tuple[Part, ...]
-    unknown: tuple[tuple[Part, Instant], ...]
+    unknown: tuple[Doubt, ...]
     done: tuple[Part, ...]
     missing: tuple[tuple[int, int], ...]
     ordered: int

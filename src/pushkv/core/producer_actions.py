@@ -45,6 +45,7 @@ from .producer import (
     QUEUED,
     RETRYING,
     WRITING,
+    Doubt,
     Prefill,
     Producer,
     Registration,
@@ -192,7 +193,7 @@ def _unfinished(state: Producer, attempt: AttemptId) -> tuple[Effect, ...]:
     stuck = state.status is DRAINING and (
         state.transfer_until == FOREVER if state.open else bool(state.unknown)
     )
-    if stuck and all(at == FOREVER for _, at in state.unknown):
+    if stuck and all(doubt.over_at == FOREVER for doubt in state.unknown):
         return (Send(Unproven(attempt, state.done)),)
     return (Send(Registered(attempt)),)
 
@@ -210,7 +211,8 @@ def revoke(state: Producer, event: Revoke, now: Instant, rules: Rules) -> Result
         return _remember(state, Revoked(event.attempt, ()))
     if state.status is DRAINING:
         return replace(state, answer=True), _unfinished(state, event.attempt)
-    return drain(state, now, rules, None, answer=True)
+    state, effects = drain(state, now, rules, None, answer=True)
+    return state, effects or _unfinished(state, event.attempt)
 
 
 def _remember(state: Producer, verdict: Verdict) -> Result[Producer]:
@@ -311,12 +313,12 @@ def write_refused(
 def write_unknown(
     state: Producer, event: WriteUnknown, now: Instant, rules: Rules
 ) -> Result[Producer]:
-    """R14: it stays open until the bound, or for ever; the attempt fails either way."""
+    """R14: the attempt fails; it is proven over after the bound, and where there is none, never."""
     state, part = close(state, event)
     if part is None:
         return state, (Counted("stale_completion"),)
     at = rule.unknown_closes_at(now, rules.capabilities.write_bound)
-    state = replace(state, unknown=(*state.unknown, (part, at)))
+    state = replace(state, unknown=(*state.unknown, Doubt(part, at, event.source_idle)))
     if state.status is DRAINING:
         return drained(replace(state, timer_at=unknown_timer(state)))
     return fail(state, now, rules, Reason.WRITE)
@@ -368,7 +370,7 @@ def tick_draining(state: Producer, event: Tick, now: Instant, rules: Rules) -> R
     registration = state.registration
     assert registration is not None, "only an attempt drains"
     effects: tuple[Effect, ...] = ()
-    left = tuple(pair for pair in state.unknown if now <= pair[1])
+    left = tuple(doubt for doubt in state.unknown if now <= doubt.over_at)
     if left != state.unknown:
         state = replace(state, unknown=left)
         state, effects = drained(replace(state, timer_at=unknown_timer(state)))

@@ -71,6 +71,7 @@ def end_attempt(state: Producer, verdict: Verdict, send: bool) -> Result[Produce
         state,
         ended=(*ended, verdict),
         registration=None,
+        unknown=(),
         done=(),
         missing=(),
         ordered=0,
@@ -95,25 +96,31 @@ def drain(
 
 def unknown_timer(state: Producer) -> Instant:
     """When the next unknown part is over: strictly after its bound."""
-    at = min((at for _, at in state.unknown), default=FOREVER)
+    at = min((doubt.over_at for doubt in state.unknown), default=FOREVER)
     return at if at == FOREVER else Instant(at + 1)
 
 
 def drained(state: Producer) -> Result[Producer]:
-    """The verdict, once every handle is closed; UNPROVEN where some never will be."""
+    """The verdict, once every handle is closed; UNPROVEN where some never will be.
+
+    An unproven attempt is over like any other once nothing reads its source: what may still land is
+    the consumer's to wait for.
+    """
     registration = state.registration
     if state.open or registration is None:
         return state, ()
     attempt = registration.register.attempt
+    verdict: Verdict
+    if any(doubt.over_at != FOREVER for doubt in state.unknown):
+        return state, ()
     if state.unknown:
-        if not state.answer or any(at != FOREVER for _, at in state.unknown):
-            return state, ()
-        return state, (Send(Unproven(attempt, state.done)),)
-    verdict: Verdict = (
-        Revoked(attempt, state.done)
-        if state.cause is None
-        else Failed(attempt, state.done, state.cause)
-    )
+        verdict = Unproven(attempt, state.done)
+        if not all(doubt.source_idle for doubt in state.unknown):
+            return state, (Send(verdict),) if state.answer else ()
+    elif state.cause is None:
+        verdict = Revoked(attempt, state.done)
+    else:
+        verdict = Failed(attempt, state.done, state.cause)
     state, sent = end_attempt(state, verdict, state.answer)
     state, freed = rest(state)
     return state, (*sent, *freed)
@@ -199,8 +206,8 @@ def close(
         if each.number == part:
             left = tuple(other for other in state.open if other.number != part)
             return replace(state, open=left), each
-    for each, _ in state.unknown:
-        if each.number == part:
-            kept = tuple(pair for pair in state.unknown if pair[0].number != part)
-            return replace(state, unknown=kept), each
+    for doubt in state.unknown:
+        if doubt.part.number == part:
+            kept = tuple(other for other in state.unknown if other is not doubt)
+            return replace(state, unknown=kept), doubt.part
     return state, None

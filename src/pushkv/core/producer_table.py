@@ -249,7 +249,7 @@ def _transport_rows(table: Table[Producer]) -> None:
         on(
             status,
             WriteUnknown,
-            to=(status, DRAINING),
+            to=(status, *DRAINED[status]),
             do=act.write_unknown,
             why="R14: an error code proves nothing about bytes in flight",
         )
@@ -257,7 +257,7 @@ def _transport_rows(table: Table[Producer]) -> None:
     on(DRAINING, WriteDone, to=AFTER_DRAIN, do=act.done, why=drains)
     on(DRAINING, WriteFailed, to=AFTER_DRAIN, do=act.write_failed, why=drains)
     on(DRAINING, WriteRefused, to=AFTER_DRAIN, do=act.write_refused, why=drains)
-    on(DRAINING, WriteUnknown, to=DRAINING, do=act.write_unknown, why=drains)
+    on(DRAINING, WriteUnknown, to=AFTER_DRAIN, do=act.write_unknown, why=drains)
     ignore(
         (EXPECTED, QUEUED, HOLDING, *OVER),
         WriteDone,

@@ -233,7 +233,10 @@ class Sending:
         key = (event.attempt.transfer, event.attempt.consumer_rank)
         if key not in self.producers.states:
             return [Counted("stale_completion")]
-        out = self._step(key, what(event.attempt, event.part), now)
+        closed = what(event.attempt, event.part)
+        if isinstance(closed, WriteUnknown):
+            closed = WriteUnknown(event.attempt, event.part, event.source_idle)
+        out = self._step(key, closed, now)
         if event.outcome != "done":
             out.append(Counted(f"write_{event.outcome}", event.cause))
         return out

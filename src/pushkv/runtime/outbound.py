@@ -122,7 +122,13 @@ class Outbound:
             self._peers[worker].open -= 1
             self._tidy(worker)
         outcome = str(completion.outcome)
-        return WriteClosed(completion.attempt, completion.part, outcome, completion.cause)
+        return WriteClosed(
+            completion.attempt,
+            completion.part,
+            outcome,
+            completion.cause,
+            completion.source_idle,
+        )
 
     def _tidy(self, worker: Worker) -> None:
         peer = self._peers[worker]
