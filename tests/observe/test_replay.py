@@ -14,6 +14,7 @@ from tests.runtime.node import Node, until
 
 from pushkv.core.errors import ConfigurationError
 from pushkv.core.ids import TransferId
+from pushkv.demo.report import DemoReport
 from pushkv.observe.replay import check_trace
 from pushkv.observe.timeline import read_timelines
 from pushkv_memory import MemoryFabric
@@ -316,3 +317,18 @@ def test_the_command(paths: dict[str, Path], tmp_path: Path) -> None:
     missing = run(tmp_path / "nowhere")
     assert missing.returncode == 2
     assert "nowhere" in missing.stderr
+
+
+def test_an_illegal_step_keeps_the_demo_from_proving_anything(
+    paths: dict[str, Path], tmp_path: Path
+) -> None:
+    lines = read(paths["D"])
+    change_step("consumer", "Complete", to="consumer.released")(lines)
+    report = DemoReport("reference", "concurrent", canary_changed=True)
+    assert report.problems == ["no engine wrote a trace"]
+    report.check_traces((paths["P"], paths["D"]))
+    assert report.steps_checked > 0
+    assert report.problems == []
+    report.check_traces((paths["P"], written(tmp_path / "bad", lines)))
+    (problem,) = report.problems
+    assert problem.startswith("bad: line ")

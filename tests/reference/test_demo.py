@@ -58,6 +58,7 @@ def test_the_demo_proves_its_point(dispatch: str, tmp_path: Path) -> None:
     assert found["bytes_written"] == found["bytes_expected"] > 0
     assert found["canary_changed"]
     assert found["problems"] == []
+    assert found["steps_checked"] >= 10 * count, "both engines' traces were run again"
     for each in found["timelines"]:
         assert each["registration_ms"] <= each["write_ms"] <= each["written_ms"]
         assert each["prefill_ms"] <= each["notify_ms"] <= each["first_token_ms"]

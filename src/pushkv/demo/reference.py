@@ -164,6 +164,7 @@ def run_reference_demo(dispatch: str, progress: Progress) -> DemoReport:
         finally:
             prefill.stop()
             decode.stop()
+        report.check_traces(traces)
         timelines = read_timelines(*traces)
         cache = read_cache(traces[0])
     for each in report.requests:

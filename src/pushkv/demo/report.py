@@ -9,6 +9,7 @@ from attrs import define, field
 from rich.console import Console
 from rich.table import Table
 
+from pushkv.observe.replay import check_trace
 from pushkv.observe.timeline import Timeline
 
 __all__ = ["DemoReport", "RequestReport"]
@@ -50,6 +51,8 @@ class DemoReport:
         requests: In the order in which they were sent.
         local_prefills: Prompts that the decode engine computed itself.
         canary_changed: Whether one flipped byte of KV changed the tokens of a further request.
+        steps_checked: Steps of both engines that were run again through the tables.
+        illegal_steps: The first step of either engine that the tables do not allow.
     """
 
     engine: str
@@ -57,6 +60,15 @@ class DemoReport:
     requests: list[RequestReport] = field(factory=list)
     local_prefills: int = 0
     canary_changed: bool = False
+    steps_checked: int = 0
+    illegal_steps: list[str] = field(factory=list)
+
+    def check_traces(self, traces: tuple[Path, Path]) -> None:
+        """Run the traces of both engines again."""
+        for trace in map(check_trace, traces):
+            self.steps_checked += trace.steps
+            if trace.illegal is not None:
+                self.illegal_steps.append(f"{trace.path.stem}: {trace.illegal}")
 
     @property
     def identical(self) -> int:
@@ -96,7 +108,9 @@ class DemoReport:
             found.append(f"{self.bytes_written} bytes written, {self.bytes_expected} expected")
         if not self.canary_changed:
             found.append("a flipped byte of KV changed no token: equal tokens prove nothing")
-        return found
+        if not self.steps_checked:
+            found.append("no engine wrote a trace")
+        return found + self.illegal_steps
 
     def write_json(self, path: Path) -> None:
         """Write everything, for scripts."""
@@ -111,6 +125,7 @@ class DemoReport:
             "bytes_written": self.bytes_written,
             "bytes_expected": self.bytes_expected,
             "canary_changed": self.canary_changed,
+            "steps_checked": self.steps_checked,
             "problems": self.problems,
             "timelines": [_row(each) for each in self.requests],
         }
@@ -158,6 +173,7 @@ class DemoReport:
                 f" ({early} of {len(long)} with {EARLY_TOKENS} tokens or more)"
             ),
             f"one flipped byte of KV changes tokens: {'yes' if self.canary_changed else 'no'}",
+            f"steps of both engines, run again through the tables: {self.steps_checked}",
         ]
         if self.problems:
             return [*lines, *(f"[bold red]{problem}[/]" for problem in self.problems)]

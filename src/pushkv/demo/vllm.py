@@ -92,6 +92,7 @@ async def _run(dispatch: str, directory: Path, model: Path, bars: Bars) -> DemoR
             await _push(report, fleet, client, bars)
             report.local_prefills = await _local_prefills(report, fleet, client)
             await _canary(report, fleet, client, bars)
+    report.check_traces(pair.traces)
     timelines = read_timelines(*pair.traces)
     cache = read_cache(pair.traces[0])
     for each in report.requests:
