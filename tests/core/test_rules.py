@@ -331,6 +331,24 @@ def test_r13_a_new_life_hands_out_nothing_for_a_lease() -> None:
     assert world.hand_out(consumer)
 
 
+@is_needed(("no restart grace", "I1"))
+def test_r13_the_grace_is_passed_strictly() -> None:
+    """Died and back in the instant of its last GRANT: the last WRITE lands as the grace ends."""
+    world, consumer, producer, _ = ready(policy=evolve(POLICY, drift_ppm=0))
+    world.crash(consumer, silently=True)
+    world.restart(consumer)
+    write = the_write(world)
+    (until,) = producer.permits.values()
+    world.advance(until - seconds(1) - world.local(producer))
+    assert world.post(write)
+    world.advance(seconds(1))
+    handed_out = world.hand_out(consumer)
+    world.land(write)
+    assert not handed_out
+    world.advance(1)
+    assert world.hand_out(consumer)
+
+
 @is_needed(("a new incarnation proves death", "I1"))
 def test_r14_a_new_incarnation_proves_nothing() -> None:
     world, consumer, producer, _ = ready()

@@ -904,7 +904,7 @@ def test_a_new_life_offers_nothing_during_the_grace() -> None:
     world.restart(consumer)
     effects = consumer.endpoint.handle(offered(producer), world.local(consumer))
     assert effects == [NotDelivered(A, 7, Reason.STARTING, False), BlocksReleased(A, 7)]
-    world.advance(POLICY.lease)
+    world.advance(POLICY.lease + 1)
     effects = consumer.endpoint.handle(offered(producer, attempt=8), world.local(consumer))
     assert effects == [Dial(producer.address)]
 

@@ -96,7 +96,8 @@ def restart_grace(lease: Duration, capabilities: Capabilities) -> Duration:
     """R13: how long after its start a consumer hands out no block of registered memory.
 
     Nothing, where the transport declares that a WRITE aimed at a dead process cannot reach its
-    successor. Else the lease, within which R5 has every WRITE land; where no bound is known the
-    lease is the best there is, and the limits in the documentation say so.
+    successor. Else the lease, within which R5 has every WRITE land, and strictly: the last may land
+    at its very end. Where no bound is known the lease is the best there is, and the limits in the
+    documentation say so.
     """
-    return Duration(lease if capabilities.reaches_successor else 0)
+    return Duration(lease + 1 if capabilities.reaches_successor else 0)
