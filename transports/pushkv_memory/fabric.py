@@ -221,16 +221,26 @@ class MemoryFabric:
                 self._refuse(port, write, WriteOutcome.FAILED, f"ready() raised {error!r}", now)
                 return
             if not ready:
-                again = Instant(now + READY_INTERVAL)
-                self._schedule.add(again, partial(self._order, port, write))
+                self._wait_for_source(port, write, now)
                 return
         cause = self._obstacle(port, write)
         if cause:
             self._refuse(port, write, WriteOutcome.FAILED, cause, now)
-        elif not write.permit.allows(Instant(port.clock()), self.capabilities):
+        elif not self._allows(port, write):
             self._refuse(port, write, WriteOutcome.REFUSED, "the permit does not last", now)
         else:
             self._post(port, write, now)
+
+    def _wait_for_source(self, port: Port, write: Write, now: Instant) -> None:
+        """Ask again later, as long as there is a permit: a source may never become ready."""
+        if self._allows(port, write):
+            again = Instant(now + READY_INTERVAL)
+            self._schedule.add(again, partial(self._order, port, write))
+        else:
+            self._refuse(port, write, WriteOutcome.REFUSED, "the permit does not last", now)
+
+    def _allows(self, port: Port, write: Write) -> bool:
+        return write.permit.allows(Instant(port.clock()), self.capabilities)
 
     def _obstacle(self, port: Port, write: Write) -> str:
         """Why this WRITE cannot be posted, or ""."""
