@@ -1,0 +1,212 @@
+"""Each end in a process of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+from typing import Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+
+from pushkv.core.errors import TransportError
+from pushkv.core.ids import Worker
+from pushkv.transport import Transport
+
+from .end import SIZE_BYTES, Bytes, End
+from .ends import EndHandle
+
+__all__ = ["ProcessEnds"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_FIRST_ADDRESS = 0x2000_0000_0000
+_ADDRESS_STEP = 1 << 32
+_ANSWER_S = 60.0
+_END_S = 10.0
+
+
+class RemoteError(TransportError):
+    """What was raised in the other process; the message holds its name and text."""
+
+
+def _map(descriptor: int, wanted: int) -> int:
+    """Map shared memory, at `wanted` if that is free; returns the address."""
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_size_t
+    library.mmap.argtypes = [
+        ctypes.c_size_t,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_long,
+    ]
+    access = mmap.PROT_READ | mmap.PROT_WRITE
+    address = int(library.mmap(wanted, SIZE_BYTES, access, mmap.MAP_SHARED, descriptor, 0))
+    if address == ctypes.c_size_t(-1).value:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return address
+
+
+def _serve(
+    connection: Connection, worker: Worker, wanted: int, environment: Mapping[str, str]
+) -> None:
+    """The process of one end."""
+    os.environ.update(environment)
+    factory: Callable[[], Transport] = connection.recv()  # only now: it may load libraries
+    descriptor = recv_handle(connection)
+    address = _map(descriptor, wanted)
+    os.close(descriptor)
+    memory = np.ctypeslib.as_array((ctypes.c_uint8 * SIZE_BYTES).from_address(address))
+    try:
+        end = End(factory, worker, memory, address)
+    except Exception as error:  # noqa: BLE001 - told to the checks
+        connection.send((False, repr(error)))
+        return
+    connection.send((True, address))
+    while True:
+        try:
+            function, args, kwargs = connection.recv()
+        except (EOFError, ConnectionResetError):
+            end.close()
+            return
+        try:
+            answer = True, function(end, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - told to the checks
+            answer = False, repr(error)
+        connection.send(answer)
+
+
+class ProcessHandle:
+    """An end in another process, reached through a pipe. Its memory is shared with this one."""
+
+    def __init__(
+        self,
+        factory: Callable[[], Transport],
+        worker: Worker,
+        wanted: int,
+        environment: Mapping[str, str],
+    ) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.worker = worker
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(theirs, worker, wanted, environment), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        descriptor = os.memfd_create("pushkv-conformance")
+        try:
+            os.ftruncate(descriptor, SIZE_BYTES)
+            self._connection.send(factory)
+            send_handle(self._connection, descriptor, self._process.pid)
+            self.memory: Bytes = np.frombuffer(mmap.mmap(descriptor, SIZE_BYTES), np.uint8)
+        finally:
+            os.close(descriptor)
+        self._address: int | None = None
+
+    @property
+    def address(self) -> int:
+        """Where the memory begins there; waits for the process to begin."""
+        if self._address is None:
+            address = self._answer("start")
+            assert isinstance(address, int)
+            self._address = address
+        return self._address
+
+    def begin(
+        self, function: Callable[Concatenate[End, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> Callable[[], R]:
+        """Call `function` in the process."""
+        assert self.address
+        self._connection.send((function, args, kwargs))
+        return lambda: self._answer(function.__name__)  # type: ignore[return-value]
+
+    def run(
+        self, function: Callable[Concatenate[End, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Call `function` in the process and wait."""
+        return self.begin(function, *args, **kwargs)()
+
+    def crash(self) -> None:
+        """Kill the process."""
+        self._process.kill()
+        self._process.join(_END_S)
+
+    def pause(self) -> None:
+        """Stop the process."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let the process go on."""
+        self._signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        """End the process in good order, or else kill it."""
+        self._connection.close()
+        if self._process.is_alive():
+            self.resume()
+        self._process.join(_END_S)
+        if self._process.is_alive():
+            self.crash()
+        self._process.close()
+
+    def _signal(self, number: int) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def _answer(self, name: str) -> object:
+        try:
+            if not self._connection.poll(_ANSWER_S):
+                raise RemoteError(f"{name} of {self.worker} did not return in {_ANSWER_S} s")
+            fine, answer = self._connection.recv()
+        except (EOFError, ConnectionResetError):
+            self._process.join(_END_S)
+            raise RemoteError(
+                f"the process of {self.worker} ended during {name}, exit code "
+                f"{self._process.exitcode}"
+            ) from None
+        if not fine:
+            raise RemoteError(f"{name} of {self.worker} raised {answer}")
+        return answer
+
+
+class ProcessEnds:
+    """Ends in processes of their own, started by spawning; on Linux.
+
+    Args:
+        factory: Makes a transport that is not started. It is imported by name in the processes.
+        environment: Set there before anything of the transport is loaded.
+    """
+
+    can_crash = True
+    can_pause = True
+
+    def __init__(
+        self, factory: Callable[[], Transport], environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._factory = factory
+        self._environment = dict(environment or {})
+        self._handles: list[ProcessHandle] = []
+
+    def open(self, worker: Worker, predecessor: EndHandle | None = None) -> EndHandle:
+        """Begin a process. Does not wait for it; the first call of the handle does."""
+        wanted = _FIRST_ADDRESS + _ADDRESS_STEP * len(self._handles)
+        if predecessor is not None:
+            wanted = predecessor.address
+        handle = ProcessHandle(self._factory, worker, wanted, self._environment)
+        self._handles.append(handle)
+        return handle
+
+    def close(self) -> None:
+        """End every process, the last one first."""
+        while self._handles:
+            self._handles.pop().close()

@@ -1,0 +1,40 @@
+"""Ends over a memory fabric of their own, with crashes and pauses that the fabric makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from attrs import evolve
+
+from pushkv.core.capabilities import Capabilities
+from pushkv.core.ids import Worker, seconds
+from pushkv.model.faults import Fault, FaultRule
+from pushkv.testing.conformance import Limits, LocalEnds
+from pushkv.testing.conformance.bench import PRODUCER
+from pushkv.transport import Transport
+from pushkv_memory import CAPABILITIES, MemoryFabric, MemoryTransport
+
+# A machine that is busy with other tests can hold up a copy for longer than the default bound.
+STRONG = evolve(CAPABILITIES, write_bound=seconds(5), death_bound=seconds(5))
+LATE = (
+    FaultRule(Fault.ARRIVAL_DUPLICATION, 300_000, least=seconds(0.001), most=seconds(0.05)),
+    FaultRule(Fault.DELAY, 1_000_000, least=seconds(0.001), most=seconds(0.02)),
+    FaultRule(Fault.REORDERING, 500_000),
+)
+HASTY = Limits(idle_s=0.3)
+SIBLING_RANKS = range(1000, 1020)
+
+
+def memory_ends(
+    faults: Iterable[FaultRule] = (),
+    capabilities: Capabilities = STRONG,
+    transport: Callable[[MemoryFabric], Transport] = MemoryTransport,
+) -> LocalEnds:
+    """Ends of one fabric; `transport` makes what is checked."""
+    fabric = MemoryFabric(1, faults, capabilities, timeout=seconds(5))
+
+    def pause(worker: Worker) -> None:
+        for rank in (PRODUCER.rank, *SIBLING_RANKS):
+            fabric.partition(evolve(PRODUCER, rank=rank), worker)
+
+    return LocalEnds(lambda: transport(fabric), fabric.crash, pause, lambda worker: fabric.heal())
