@@ -12,11 +12,16 @@ from typing import Any
 import pytest
 from tests.runtime.node import Node, until
 
+from pushkv.core.capabilities import Capabilities
 from pushkv.core.errors import ConfigurationError
-from pushkv.core.ids import TransferId
+from pushkv.core.ids import EngineId, Incarnation, TransferId, Worker
+from pushkv.core.policy import Policy
+from pushkv.core.table import Rules
 from pushkv.demo.report import DemoReport
 from pushkv.observe.replay import check_trace
 from pushkv.observe.timeline import read_timelines
+from pushkv.observe.trace import TraceWriter
+from pushkv.testing.reference_engine import ReferenceCache
 from pushkv_memory import MemoryFabric
 
 PROGRAM = "from pushkv.cli import main; main()"
@@ -258,18 +263,29 @@ def test_the_line_and_the_machine_are_named(paths: dict[str, Path], tmp_path: Pa
     assert (found.expected, found.seen) == ("consumer.delivered", "consumer.released")
 
 
-def test_an_unfinished_line_is_left_out_and_a_broken_one_is_not(
+def test_a_line_that_its_writer_was_killed_in_is_left_out(
     paths: dict[str, Path], tmp_path: Path
 ) -> None:
     data = paths["D"].read_bytes()
     cut = tmp_path / "cut"
     cut.write_bytes(data[:-20])
+    lines = data.count(b"\n")
     assert check_trace(cut).illegal is None
-    assert check_trace(cut).lines == data.count(b"\n") - 1
-    cut.write_bytes(data[:-20] + b"\n")
-    broken = check_trace(cut).illegal
-    assert broken is not None
-    assert broken.what == "not a line of a trace"
+    assert check_trace(cut).lines == lines - 1
+    rules = Rules(Policy(), Capabilities("memory", done_means_visible=True))
+    worker = Worker(EngineId("D"), Incarnation(8), 0)
+    TraceWriter(cut, worker, ReferenceCache(layers=2, block_count=2).layout, rules).close()
+    assert check_trace(cut).illegal is None
+    assert check_trace(cut).lines == lines, "the cut line is gone, the next life's is there"
+
+
+def test_a_broken_line_is_found(paths: dict[str, Path], tmp_path: Path) -> None:
+    first, second, rest = paths["D"].read_bytes().split(b"\n", 2)
+    broken = tmp_path / "broken"
+    broken.write_bytes(b"\n".join([first, second[:-20], rest]))
+    found = check_trace(broken).illegal
+    assert found is not None
+    assert (found.number, found.what) == (2, "not a line of a trace")
 
 
 def test_the_next_life_begins_anew(paths: dict[str, Path], tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from attrs import define, field
 from tests.vllm.harness import prefill, remote
 
 from pushkv.demo.tiny_model import write_tiny_model
+from pushkv.observe.replay import check_trace
 
 pytestmark = [pytest.mark.vllm, pytest.mark.nixl, pytest.mark.timeout(300)]
 module = pytest.mark.asyncio(loop_scope="module")
@@ -174,9 +175,11 @@ async def pair(tmp_path_factory: pytest.TempPathFactory, environment: None) -> A
     yield both
     for name, engine in both.engines.items():
         both.kill(name)
-        context = engine.engine_core.resources.ctx
         engine.shutdown()
-        context.destroy(linger=0)  # vLLM leaves it to the interpreter, which complains
+    for trace in both.traces.values():
+        report = check_trace(trace)
+        assert report.illegal is None, f"{trace.name}: {report.illegal}"
+        assert report.steps > 0
 
 
 @module

@@ -10,7 +10,7 @@ DONE that the transport did not finish.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,7 +48,7 @@ from pushkv.core.producer_table import PRODUCER
 from pushkv.core.request import REQUEST
 from pushkv.core.table import Rules, Table
 
-from .trace import tagged
+from .trace import tagged, trace_lines
 
 __all__ = ["IllegalLine", "TraceReport", "check_trace"]
 
@@ -111,7 +111,7 @@ class TraceReport:
 def check_trace(path: Path) -> TraceReport:
     """Run a trace again, up to the first line that the tables do not allow. Blocks on the disk.
 
-    An unfinished last line is one that is still being written, and is left out.
+    A line that its writer was killed in, or is still writing, is left out.
 
     Raises:
         ConfigurationError: `path` cannot be read.
@@ -120,7 +120,7 @@ def check_trace(path: Path) -> TraceReport:
     number = 0
     illegal = None
     try:
-        for data in _lines(path):
+        for data in trace_lines(path):
             number += 1
             replay.line(data)
     except _IllegalError as error:
@@ -129,14 +129,6 @@ def check_trace(path: Path) -> TraceReport:
         )
     rows = dict(sorted(replay.rows.items()))
     return TraceReport(path, number, sum(rows.values()), rows, len(replay.states), illegal)
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    try:
-        with path.open("rb") as file:
-            yield from (line for line in file if line.endswith(b"\n"))
-    except OSError as error:
-        raise ConfigurationError("trace", str(path), f"a file to read ({error})") from error
 
 
 # -- inside

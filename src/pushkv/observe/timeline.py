@@ -15,6 +15,8 @@ from msgspec import Struct
 from pushkv.core.errors import ConfigurationError
 from pushkv.core.ids import Blocks, TransferId
 
+from .trace import trace_lines
+
 __all__ = ["Timeline", "TracedCache", "read_cache", "read_source_blocks", "read_timelines"]
 
 
@@ -138,16 +140,13 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 
 def _lines(trace: Path) -> Iterator[_Line]:
-    with trace.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
-                return  # still being written
-            try:
-                yield _decode(line)
-            except msgspec.MsgspecError as error:
-                raise ConfigurationError(
-                    f"{trace}:{number}", line[:80].decode(errors="replace"), f"a trace ({error})"
-                ) from error
+    for number, line in enumerate(trace_lines(trace), start=1):
+        try:
+            yield _decode(line)
+        except msgspec.MsgspecError as error:
+            raise ConfigurationError(
+                f"{trace}:{number}", line[:80].decode(errors="replace"), f"a trace ({error})"
+            ) from error
 
 
 def read_cache(trace: Path) -> TracedCache:

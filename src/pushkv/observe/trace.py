@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -26,7 +26,7 @@ from pushkv.core.table import Rules
 from pushkv.layout import CacheLayout, CacheRegion
 from pushkv.transport import Completion
 
-__all__ = ["TraceWriter", "tagged"]
+__all__ = ["TraceWriter", "tagged", "trace_lines"]
 
 log = logging.getLogger("pushkv.trace")
 
@@ -46,6 +46,8 @@ class TraceWriter:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file: IO[bytes] = path.open("ab")
+            if self._file.tell() and not path.read_bytes().endswith(b"\n"):
+                self._file.write(b"\n")  # an earlier life was killed within a line
         except OSError as error:
             raise ConfigurationError(
                 "trace_path", str(path), f"a file to append to ({error})"
@@ -118,6 +120,25 @@ class TraceWriter:
             log.error("the trace %s ends here: %s", self._path, error)
             with contextlib.suppress(OSError):
                 self._file.close()
+
+
+def trace_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a trace, without those that their writer was killed in, or still writes.
+
+    Raises:
+        ConfigurationError: `path` cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            line = file.readline()
+            while line:
+                following = file.readline()
+                cut = not following or following.startswith(b'{"kind":"start"')
+                if line.endswith(b"}\n") or not cut:
+                    yield line
+                line = following
+    except OSError as error:
+        raise ConfigurationError("trace", str(path), f"a file to read ({error})") from error
 
 
 def _region(region: CacheRegion) -> dict[str, int]:
