@@ -18,8 +18,7 @@ from pushkv.core.ids import (
 )
 from pushkv.core.link import LinkStatus
 from pushkv.core.policy import Policy
-
-from .world import (
+from pushkv.testing.world import (
     POLICY,
     STRONG,
     Node,

@@ -46,6 +46,16 @@ from pushkv.core.messages import (
     Revoked,
     Unproven,
 )
+from pushkv.testing.world import (
+    POLICY,
+    WEAK,
+    Node,
+    Offer,
+    Owner,
+    World,
+    Write,
+    pair,
+)
 
 from .stage import (
     A,
@@ -55,16 +65,6 @@ from .stage import (
     producer_state,
     registered,
     sent,
-)
-from .world import (
-    POLICY,
-    WEAK,
-    Node,
-    Offer,
-    Owner,
-    World,
-    Write,
-    pair,
 )
 
 # -- R9: names and fences

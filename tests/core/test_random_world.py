@@ -24,8 +24,7 @@ from pushkv.core.events import (
 )
 from pushkv.core.ids import EngineId, Incarnation, Instant, TransferId, Worker, seconds
 from pushkv.core.request import RequestStatus
-
-from .world import (
+from pushkv.testing.world import (
     STRONG,
     STRONG_UNBOUNDED,
     WEAK,

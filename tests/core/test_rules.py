@@ -11,9 +11,19 @@ from attrs import evolve
 from pushkv.core.events import Cancelled
 from pushkv.core.ids import Instant, TransferId, seconds
 from pushkv.core.messages import Complete, Message, Register, Revoked
+from pushkv.testing.world import (
+    POLICY,
+    STRONG,
+    WEAK,
+    Node,
+    ViolationError,
+    Wire,
+    World,
+    Write,
+    pair,
+)
 
 from .taken_out import TAKEN_OUT, without
-from .world import POLICY, STRONG, WEAK, Node, ViolationError, Wire, World, Write, pair
 
 A = TransferId("a")
 DRIFTING = evolve(POLICY, drift_ppm=50_000)

@@ -90,9 +90,9 @@ from pushkv.core.messages import (
 from pushkv.core.producer_table import PRODUCER
 from pushkv.core.request import REQUEST
 from pushkv.core.table import Row, Rules, Table
+from pushkv.testing.world import POLICY, STRONG, STRONG_UNBOUNDED, WEAK, WEAK_UNBOUNDED
 
 from .taken_out import swap
-from .world import POLICY, STRONG, STRONG_UNBOUNDED, WEAK, WEAK_UNBOUNDED
 
 TABLES: list[Table[Any]] = [CONSUMER, REQUEST, PRODUCER, LINK]
 ROWS = [(table, row) for table in TABLES for row in table.rows.values()]

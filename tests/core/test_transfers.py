@@ -47,6 +47,16 @@ from pushkv.core.messages import (
     Unproven,
 )
 from pushkv.core.producer import ProducerStatus
+from pushkv.testing.world import (
+    POLICY,
+    STRONG,
+    STRONG_UNBOUNDED,
+    WEAK,
+    WEAK_UNBOUNDED,
+    Node,
+    World,
+    pair,
+)
 
 from .stage import (
     A,
@@ -61,16 +71,6 @@ from .stage import (
     registered,
     sent,
     worker,
-)
-from .world import (
-    POLICY,
-    STRONG,
-    STRONG_UNBOUNDED,
-    WEAK,
-    WEAK_UNBOUNDED,
-    Node,
-    World,
-    pair,
 )
 
 # -- what is transferred
