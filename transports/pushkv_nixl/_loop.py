@@ -81,6 +81,7 @@ class AgentThread(threading.Thread):
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._to_post: deque[OpenWrite] = deque()
         self._open: dict[int, OpenWrite] = {}
+        self._posted: dict[int, OpenWrite] = {}
         self._looking = False
         self._posted_ns = 0
         self._event_ns = 0
@@ -223,28 +224,35 @@ class AgentThread(threading.Thread):
                 if each.posting:
                     each.stop(WriteOutcome.FAILED, CLOSED)
                     self._settle(each)
-        for each in tuple(self._to_post):
+        at = 0
+        while at < len(self._to_post):
+            each = self._to_post[at]
             if not each.posting:  # a posted piece failed meanwhile
-                self._to_post.remove(each)
+                del self._to_post[at]
                 continue
             step = each.post_next(
                 self._agent, self._peers, self._setup.clock, self._setup.capabilities
             )
             if step is Step.NOT_READY:
+                at += 1
                 continue
             self._posted_ns = self._event_ns = time.monotonic_ns()
+            if each.handles:
+                self._posted[each.number] = each
             if step is Step.STOPPED:
-                self._to_post.remove(each)
+                del self._to_post[at]
                 self._settle(each)
             return
 
     def _check(self) -> None:
-        for each in tuple(self._open.values()):
-            if each.handles and each.check(self._agent, self._peers):
+        for each in tuple(self._posted.values()):
+            if each.check(self._agent, self._peers):
                 self._event_ns = time.monotonic_ns()
                 self._settle(each)
 
     def _settle(self, each: OpenWrite) -> None:
+        if not each.handles:
+            self._posted.pop(each.number, None)
         if each.over:
             del self._open[each.number]
             self._outbox.report(each.number, each.outcome, each.cause)
