@@ -9,7 +9,7 @@ from attrs import evolve
 from pushkv.core.capabilities import Capabilities
 from pushkv.core.ids import Worker, seconds
 from pushkv.model.faults import Fault, FaultRule
-from pushkv.testing.conformance import Limits, LocalEnds
+from pushkv.testing import Limits, LocalEnds
 from pushkv.testing.conformance.bench import PRODUCER
 from pushkv.transport import Transport
 from pushkv_memory import CAPABILITIES, MemoryFabric, MemoryTransport
@@ -18,10 +18,10 @@ from pushkv_memory import CAPABILITIES, MemoryFabric, MemoryTransport
 STRONG = evolve(CAPABILITIES, write_bound=seconds(5), death_bound=seconds(5))
 LATE = (
     FaultRule(Fault.ARRIVAL_DUPLICATION, 300_000, least=seconds(0.001), most=seconds(0.05)),
-    FaultRule(Fault.DELAY, 1_000_000, least=seconds(0.001), most=seconds(0.02)),
+    FaultRule(Fault.DELAY, 1_000_000, least=seconds(0.001), most=seconds(0.01)),
     FaultRule(Fault.REORDERING, 500_000),
 )
-HASTY = Limits(idle_s=0.3)
+HASTY = Limits(quiet_s=0.03, idle_s=0.3)
 SIBLING_RANKS = range(1000, 1020)
 
 
@@ -29,6 +29,7 @@ def memory_ends(
     faults: Iterable[FaultRule] = (),
     capabilities: Capabilities = STRONG,
     transport: Callable[[MemoryFabric], Transport] = MemoryTransport,
+    large_bytes: int = 2_100_000,
 ) -> LocalEnds:
     """Ends of one fabric; `transport` makes what is checked."""
     fabric = MemoryFabric(1, faults, capabilities, timeout=seconds(5))
@@ -37,4 +38,6 @@ def memory_ends(
         for rank in (PRODUCER.rank, *SIBLING_RANKS):
             fabric.partition(evolve(PRODUCER, rank=rank), worker)
 
-    return LocalEnds(lambda: transport(fabric), fabric.crash, pause, lambda worker: fabric.heal())
+    return LocalEnds(
+        lambda: transport(fabric), fabric.crash, pause, lambda worker: fabric.heal(), large_bytes
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pushkv.testing.conformance import CHECKS, ProcessEnds, check_transport
+from pushkv.testing import CHECKS, ProcessEnds, check_transport
 from pushkv_nixl import NixlTransport
 
 from .memory_ends import HASTY

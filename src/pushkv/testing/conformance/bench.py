@@ -14,7 +14,7 @@ from pushkv.core.capabilities import Capabilities
 from pushkv.core.ids import AttemptId, EngineId, Incarnation, TransferId, Worker
 from pushkv.transport import Arrival, Completion, WriteOutcome
 
-from .end import LARGE_AT, LARGE_BYTES, SIZE_BYTES, SMALL_AT, Bytes, End, Name, Order, segments
+from .end import LARGE_AT, SMALL_AT, Bytes, End, Name, Order, memory_bytes, segments
 from .ends import EndHandle, TransportEnds
 from .report import ConformanceError
 
@@ -61,6 +61,7 @@ class Bench:
     Attributes:
         check: The check that is running; errors name it.
         image: What the consumer's memory must look like.
+        large_bytes: Length of the larger region of each end.
         wiped: Every byte of wiped memory.
     """
 
@@ -70,7 +71,8 @@ class Bench:
         self.ends = ends
         self.limits = limits
         self.check = ""
-        self.image: Bytes = np.full(SIZE_BYTES, self.wiped, np.uint8)
+        self.large_bytes = ends.large_bytes
+        self.image: Bytes = np.full(memory_bytes(self.large_bytes), self.wiped, np.uint8)
         self._pair: tuple[EndHandle, EndHandle] | None = None
         self._dead: EndHandle | None = None
         self._successor: EndHandle | None = None
@@ -120,9 +122,10 @@ class Bench:
     def fill(self, end: EndHandle, seed: int = 1) -> None:
         """Give an end bytes to write, none of them like those of wiped memory."""
         content = np.random.default_rng(seed).integers(0, self.wiped, _PATTERN_BYTES, np.uint8)
-        whole = SIZE_BYTES // _PATTERN_BYTES * _PATTERN_BYTES
+        size = len(end.memory)
+        whole = size // _PATTERN_BYTES * _PATTERN_BYTES
         end.memory[:whole].reshape(-1, _PATTERN_BYTES)[:] = content
-        end.memory[whole:] = content[: SIZE_BYTES - whole]
+        end.memory[whole:] = content[: size - whole]
 
     def meet(self, one: EndHandle, other: EndHandle) -> None:
         """Tell each of two ends about the other."""
@@ -164,7 +167,7 @@ class Bench:
 
     def barrage(self, target: EndHandle, writer: EndHandle | None = None) -> list[Order]:
         """One large WRITE and some small ones behind it."""
-        rows = [[(LARGE_AT, LARGE_AT, LARGE_BYTES)]]
+        rows = [[(LARGE_AT, LARGE_AT, self.large_bytes)]]
         rows += [[(at, at, BLOCK)] for at in range(SMALL_AT, SMALL_AT + 16 * BLOCK, BLOCK)]
         return [self.order(each, target=target, writer=writer) for each in rows]
 
@@ -335,7 +338,7 @@ class Bench:
 
     def untouched(self, end: EndHandle) -> None:
         """Another end's memory is as it was wiped."""
-        self._compare(end.memory, np.full(SIZE_BYTES, self.wiped, np.uint8))
+        self._compare(end.memory, np.full_like(end.memory, self.wiped))
 
     def in_place(self, order: Order, target: EndHandle, writer: EndHandle | None = None) -> bool:
         """Whether all bytes of an order are where they belong."""

@@ -7,7 +7,7 @@ import random
 from pushkv.transport import WriteOutcome
 
 from .bench import BLOCK, Bench, Rows, block
-from .end import LARGE_AT, LARGE_BYTES, SMALL_AT, SMALL_BYTES, End
+from .end import LARGE_AT, SMALL_AT, SMALL_BYTES, End
 from .report import NotApplicable
 
 __all__ = ["CHECKS"]
@@ -23,7 +23,7 @@ def bytes_arrive(bench: Bench) -> None:
 
 def scattered_segments(bench: Bench) -> None:
     """A WRITE of thousands of segments, some of them empty, across regions is one WRITE."""
-    bench.deliver([bench.order(_scatter(3000))])
+    bench.deliver([bench.order(_scatter(3000, bench.large_bytes))])
 
 
 def misaligned_segments(bench: Bench) -> None:
@@ -36,8 +36,8 @@ def misaligned_segments(bench: Bench) -> None:
 
 
 def large_segment(bench: Bench) -> None:
-    """A segment of 64 MiB is written whole."""
-    bench.deliver([bench.order([(LARGE_AT, LARGE_AT, LARGE_BYTES)])])
+    """A segment of `large_bytes`, 64 MiB unless the ends say otherwise, is written whole."""
+    bench.deliver([bench.order([(LARGE_AT, LARGE_AT, bench.large_bytes)])])
 
 
 def empty_write(bench: Bench) -> None:
@@ -51,7 +51,7 @@ def nothing_outside_is_touched(bench: Bench) -> None:
         (SMALL_AT, 1),
         (SMALL_AT + SMALL_BYTES - 1, 1),
         (LARGE_AT, 3),
-        (LARGE_AT + LARGE_BYTES - 5, 5),
+        (LARGE_AT + bench.large_bytes - 5, 5),
     ]
     bench.deliver([bench.order([(at, at, length)]) for at, length in edges])
 
@@ -177,10 +177,10 @@ def looking_twice(bench: Bench) -> None:
         bench.deliver([bench.order(block(number))])
 
 
-def _scatter(count: int) -> Rows:
+def _scatter(count: int, large_bytes: int) -> Rows:
     """`count` segments of 0 to 1 KiB, shuffled, in places of both regions that do not overlap."""
     chance = random.Random(count)  # noqa: S311 - the same choice every time
-    regions = (SMALL_AT, SMALL_BYTES), (LARGE_AT, LARGE_BYTES)
+    regions = (SMALL_AT, SMALL_BYTES), (LARGE_AT, large_bytes)
     places = [at + offset for at, size in regions for offset in range(0, size - 1024, 1024)]
     return [
         (chance.choice(places), to, chance.randrange(1024)) for to in chance.sample(places, count)

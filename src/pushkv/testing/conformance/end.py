@@ -12,13 +12,13 @@ from attrs import field, frozen
 from numpy.typing import NDArray
 
 from pushkv.core.capabilities import Capabilities
+from pushkv.core.errors import ConfigurationError
 from pushkv.core.ids import FOREVER, AttemptId, Worker
 from pushkv.transport import Arrival, Completion, Permit, Region, Segments, Transport, Write
 
 __all__ = [
     "LARGE_AT",
     "LARGE_BYTES",
-    "SIZE_BYTES",
     "SMALL_AT",
     "SMALL_BYTES",
     "Bytes",
@@ -27,6 +27,7 @@ __all__ = [
     "Name",
     "Order",
     "Usage",
+    "memory_bytes",
     "segments",
 ]
 
@@ -38,14 +39,26 @@ _GUARD_BYTES = 1 << 16
 SMALL_AT = _GUARD_BYTES
 SMALL_BYTES = 4 << 20
 LARGE_AT = SMALL_AT + SMALL_BYTES + _GUARD_BYTES + 64
-LARGE_BYTES = (64 << 20) + 4000
-SIZE_BYTES = LARGE_AT + LARGE_BYTES + _GUARD_BYTES + 32
 """Each end's memory: two registered regions, with memory before, between and after them that is
 not. The second begins and ends off the borders of pages."""
+LARGE_BYTES = (64 << 20) + 4000
+"""Length of the second region unless the ends say otherwise, and of the largest WRITE."""
+_LARGE_BYTES_MIN = 2 << 20
 
 _GLANCE_S = 0.01
 _CLOSE_S = 5.0
 _SIBLING_RANKS = 1000
+
+
+def memory_bytes(large_bytes: int) -> int:
+    """How much memory an end has whose second region has `large_bytes`; a multiple of 8.
+
+    Raises:
+        ConfigurationError: That is too little.
+    """
+    if large_bytes < _LARGE_BYTES_MIN:
+        raise ConfigurationError("large_bytes", large_bytes, f"at least {_LARGE_BYTES_MIN}")
+    return (LARGE_AT + large_bytes + _GUARD_BYTES + 7) // 8 * 8
 
 
 def segments(rows: list[tuple[int, int]]) -> Segments:
@@ -113,9 +126,15 @@ class End:
     """
 
     def __init__(
-        self, factory: Callable[[], Transport], worker: Worker, memory: Bytes, address: int
+        self,
+        factory: Callable[[], Transport],
+        worker: Worker,
+        memory: Bytes,
+        address: int,
+        large_bytes: int,
     ) -> None:
         self.factory = factory
+        self.large_bytes = large_bytes
         self.worker = worker
         self.memory = memory
         self.address = address
@@ -129,7 +148,7 @@ class End:
         self.transport = factory()
         regions = [
             Region(address + SMALL_AT, SMALL_BYTES),
-            Region(address + LARGE_AT, LARGE_BYTES),
+            Region(address + LARGE_AT, large_bytes),
         ]
         self.transport.start(worker, regions, time.monotonic_ns, self.news.set)
 
@@ -138,7 +157,7 @@ class End:
         self._siblings += 1
         me = self.worker
         worker = Worker(me.engine, me.incarnation, me.rank + _SIBLING_RANKS + self._siblings)
-        return End(self.factory, worker, self.memory, self.address)
+        return End(self.factory, worker, self.memory, self.address, self.large_bytes)
 
     def facts(self) -> Facts:
         """What the transport says of itself now."""

@@ -20,7 +20,8 @@ class EndHandle(Protocol):
 
     Attributes:
         worker: Who it is.
-        memory: The same memory, as seen from here: uint8, shape (SIZE_BYTES,). It outlives the end.
+        memory: Its memory, as seen from here: uint8, shape (memory_bytes(large_bytes),). It
+            outlives the end.
     """
 
     worker: Worker
@@ -63,10 +64,12 @@ class TransportEnds(Protocol):
     Attributes:
         can_crash: Whether its handles can `crash`.
         can_pause: Whether they can `pause` and `resume`.
+        large_bytes: Length of the larger of the two regions of each end's memory, in bytes.
     """
 
     can_crash: bool
     can_pause: bool
+    large_bytes: int
 
     def open(self, worker: Worker, predecessor: EndHandle | None = None) -> EndHandle:
         """Begin an end, a `pushkv.testing.conformance.end.End` with started transport.

@@ -11,7 +11,7 @@ from attrs import evolve
 from pushkv.transport import Completion, Permit, WriteOutcome
 
 from .bench import BLOCK, PRODUCER, Bench, block
-from .end import LARGE_AT, LARGE_BYTES, SMALL_AT, SMALL_BYTES, End, Order, segments
+from .end import LARGE_AT, SMALL_AT, SMALL_BYTES, End, Order, segments
 
 __all__ = ["CHECKS"]
 
@@ -55,7 +55,7 @@ def outside_memory(bench: Bench) -> None:
         (SMALL_AT - 1, BLOCK),
         (SMALL_AT + SMALL_BYTES + 8, 8),
         (SMALL_AT + SMALL_BYTES - 8, LARGE_AT - SMALL_AT - SMALL_BYTES + 16),
-        (LARGE_AT + LARGE_BYTES, 1),
+        (LARGE_AT + bench.large_bytes, 1),
     )
     orders = [
         bench.order([*block(0), row])
@@ -110,7 +110,7 @@ def permit_asked_last(bench: Bench) -> None:
 def permit_withdrawn_midway(bench: Bench) -> None:
     """A permit that ends while a large WRITE is posted: one outcome, and true to the bytes."""
     order = bench.order(
-        [(LARGE_AT + n, LARGE_AT + n, 1 << 14) for n in range(0, 60 << 20, 1 << 14)]
+        [(LARGE_AT + at, LARGE_AT + at, BLOCK) for at in range(0, bench.large_bytes - BLOCK, BLOCK)]
     )
     found = bench.producer.begin(_withdraw_after, order, 0.003, bench.limits.patience_s)()
     completion = bench.match([order], found)[order]

@@ -11,7 +11,7 @@ import numpy as np
 from pushkv.core.ids import Worker
 from pushkv.transport import Transport
 
-from .end import SIZE_BYTES, End
+from .end import LARGE_BYTES, End, memory_bytes
 from .ends import EndHandle
 from .report import NotApplicable
 
@@ -26,14 +26,17 @@ class LocalHandle:
 
     def __init__(self, ends: LocalEnds, worker: Worker, predecessor: EndHandle | None) -> None:
         self.worker = worker
-        self.memory = np.zeros(SIZE_BYTES, np.uint8) if predecessor is None else predecessor.memory
+        if predecessor is None:
+            self.memory = np.zeros(memory_bytes(ends.large_bytes), np.uint8)
+        else:
+            self.memory = predecessor.memory
         self.address = int(self.memory.ctypes.data)
         self._ends = ends
         self._thread = ThreadPoolExecutor(1, f"end-{worker.engine}")
         self._crashed = False
         try:
             self._end = self._thread.submit(
-                End, ends.factory, worker, self.memory, self.address
+                End, ends.factory, worker, self.memory, self.address, ends.large_bytes
             ).result()
         except BaseException:
             self._thread.shutdown()
@@ -85,6 +88,7 @@ class LocalEnds:
             otherwise what happens then is not checked.
         pause: Stops a worker, likewise.
         resume: Lets it go on.
+        large_bytes: Length of the larger region of each end's memory, at least 2 MiB.
     """
 
     def __init__(
@@ -93,7 +97,9 @@ class LocalEnds:
         crash: Callable[[Worker], None] | None = None,
         pause: Callable[[Worker], None] | None = None,
         resume: Callable[[Worker], None] | None = None,
+        large_bytes: int = LARGE_BYTES,
     ) -> None:
+        self.large_bytes = large_bytes
         self.factory = factory
         self.crash = crash
         self.pause = pause

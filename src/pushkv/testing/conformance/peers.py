@@ -5,7 +5,7 @@ from __future__ import annotations
 from pushkv.transport import WriteOutcome
 
 from .bench import BLOCK, Bench, block
-from .end import LARGE_AT, LARGE_BYTES, SMALL_AT, End
+from .end import LARGE_AT, SMALL_AT, End
 from .report import NotApplicable
 
 __all__ = ["CHECKS"]
@@ -98,8 +98,8 @@ def predecessor_stays_dead(bench: Bench) -> None:
     _needs_crashes(bench)
     if bench.capabilities.reaches_successor:
         raise NotApplicable("WRITEs are declared to reach a successor")
-    victim, _ = bench.victim()
     successor = bench.successor()
+    victim, _ = bench.victim()
     successor.memory[:] = bench.wiped
     successor.run(End.look, True)
     bench.stray(0.0, successor)
@@ -140,7 +140,7 @@ def producer_crashes(bench: Bench) -> None:
     successor = bench.another("writer", writer)
     bench.fill(successor, seed=3)
     bench.meet(successor, bench.consumer)
-    order = bench.order([(LARGE_AT, LARGE_AT + LARGE_BYTES - BLOCK, BLOCK)], writer=successor)
+    order = bench.order([(LARGE_AT, LARGE_AT + bench.large_bytes - BLOCK, BLOCK)], writer=successor)
     successor.run(End.post, [order])
     bench.is_outcome(bench.take([order], successor)[order], WriteOutcome.DONE)
     bench.arrivals({order.name})

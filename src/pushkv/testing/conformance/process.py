@@ -18,7 +18,7 @@ from pushkv.core.errors import TransportError
 from pushkv.core.ids import Worker
 from pushkv.transport import Transport
 
-from .end import SIZE_BYTES, Bytes, End
+from .end import LARGE_BYTES, Bytes, End, memory_bytes
 from .ends import EndHandle
 
 __all__ = ["ProcessEnds"]
@@ -36,7 +36,7 @@ class RemoteError(TransportError):
     """What was raised in the other process; the message holds its name and text."""
 
 
-def _map(descriptor: int, wanted: int) -> int:
+def _map(descriptor: int, wanted: int, size: int) -> int:
     """Map shared memory, at `wanted` if that is free; returns the address."""
     library = ctypes.CDLL(None, use_errno=True)
     library.mmap.restype = ctypes.c_size_t
@@ -49,7 +49,7 @@ def _map(descriptor: int, wanted: int) -> int:
         ctypes.c_long,
     ]
     access = mmap.PROT_READ | mmap.PROT_WRITE
-    address = int(library.mmap(wanted, SIZE_BYTES, access, mmap.MAP_SHARED, descriptor, 0))
+    address = int(library.mmap(wanted, size, access, mmap.MAP_SHARED, descriptor, 0))
     if address == ctypes.c_size_t(-1).value:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
@@ -57,17 +57,22 @@ def _map(descriptor: int, wanted: int) -> int:
 
 
 def _serve(
-    connection: Connection, worker: Worker, wanted: int, environment: Mapping[str, str]
+    connection: Connection,
+    worker: Worker,
+    wanted: int,
+    large_bytes: int,
+    environment: Mapping[str, str],
 ) -> None:
     """The process of one end."""
     os.environ.update(environment)
     factory: Callable[[], Transport] = connection.recv()  # only now: it may load libraries
     descriptor = recv_handle(connection)
-    address = _map(descriptor, wanted)
+    size = memory_bytes(large_bytes)
+    address = _map(descriptor, wanted, size)
     os.close(descriptor)
-    memory = np.ctypeslib.as_array((ctypes.c_uint8 * SIZE_BYTES).from_address(address))
+    memory = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
     try:
-        end = End(factory, worker, memory, address)
+        end = End(factory, worker, memory, address, large_bytes)
     except Exception as error:  # noqa: BLE001 - told to the checks
         connection.send((False, repr(error)))
         return
@@ -93,22 +98,24 @@ class ProcessHandle:
         factory: Callable[[], Transport],
         worker: Worker,
         wanted: int,
+        large_bytes: int,
         environment: Mapping[str, str],
     ) -> None:
         context = multiprocessing.get_context("spawn")
         self.worker = worker
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
-            target=_serve, args=(theirs, worker, wanted, environment), daemon=True
+            target=_serve, args=(theirs, worker, wanted, large_bytes, environment), daemon=True
         )
         self._process.start()
         theirs.close()
         descriptor = os.memfd_create("pushkv-conformance")
         try:
-            os.ftruncate(descriptor, SIZE_BYTES)
+            size = memory_bytes(large_bytes)
+            os.ftruncate(descriptor, size)
             self._connection.send(factory)
             send_handle(self._connection, descriptor, self._process.pid)
-            self.memory: Bytes = np.frombuffer(mmap.mmap(descriptor, SIZE_BYTES), np.uint8)
+            self.memory: Bytes = np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
         finally:
             os.close(descriptor)
         self._address: int | None = None
@@ -185,14 +192,19 @@ class ProcessEnds:
     Args:
         factory: Makes a transport that is not started. It is imported by name in the processes.
         environment: Set there before anything of the transport is loaded.
+        large_bytes: Length of the larger region of each end's memory, at least 2 MiB.
     """
 
     can_crash = True
     can_pause = True
 
     def __init__(
-        self, factory: Callable[[], Transport], environment: Mapping[str, str] | None = None
+        self,
+        factory: Callable[[], Transport],
+        environment: Mapping[str, str] | None = None,
+        large_bytes: int = LARGE_BYTES,
     ) -> None:
+        self.large_bytes = large_bytes
         self._factory = factory
         self._environment = dict(environment or {})
         self._handles: list[ProcessHandle] = []
@@ -202,7 +214,7 @@ class ProcessEnds:
         wanted = _FIRST_ADDRESS + _ADDRESS_STEP * len(self._handles)
         if predecessor is not None:
             wanted = predecessor.address
-        handle = ProcessHandle(self._factory, worker, wanted, self._environment)
+        handle = ProcessHandle(self._factory, worker, wanted, self.large_bytes, self._environment)
         self._handles.append(handle)
         return handle
 
