@@ -48,9 +48,6 @@ class End:
     def add_peer(self, worker: Worker, memory: bytes) -> None:
         self.transport.add_peer(worker, memory)
 
-    def remove_peer(self, worker: Worker) -> None:
-        self.transport.remove_peer(worker)
-
     def fill(self, seed: int) -> None:
         period = 1_000_003  # a prime, so that no two blocks are alike
         content = np.random.default_rng(seed).integers(1, 256, period, np.uint8)
@@ -78,7 +75,6 @@ class End:
         length: int,
         permit_ns: int | None = FOREVER,
         withdraw_at: int = 0,
-        ready: bool | None = None,
     ) -> None:
         """Order a WRITE from offsets of ours to absolute addresses of the peer.
 
@@ -93,7 +89,7 @@ class End:
             asked += 1
             if asked == withdraw_at:
                 permit.until_ns = 0
-            return ready is not False
+            return True
 
         counts = np.full(len(source), length, np.uint64)
         ours = np.array([self.base + offset for offset in source], np.uint64)
@@ -106,7 +102,7 @@ class End:
                 np.stack([ours, counts], axis=1),
                 np.stack([np.array(destination, np.uint64), counts], axis=1),
                 permit,
-                ask if withdraw_at or ready is not None else None,
+                ask if withdraw_at else None,
             )
         )
 
@@ -123,11 +119,6 @@ class End:
             if len(found) < count:
                 self.news.wait(max(0.0, min(1.0, end - time.monotonic())))
         return found
-
-    def arrival(self, offsets: Sequence[int], length: int) -> tuple[list[Event], str]:
-        """The next event, and the digest of memory as it was when it came."""
-        found = self.events(1)
-        return found, self.digest(offsets, length)
 
     def look(self, active: bool) -> None:
         self.transport.look_for_arrivals(active)
@@ -149,10 +140,6 @@ class End:
 
         threading.Thread(target=watch, daemon=True).start()
 
-    def usage(self) -> tuple[int, int]:
-        """Open file descriptors and threads, NIXL's included."""
-        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
-
     def handles(self) -> int:
         """NIXL's handles that were made and not released."""
         return self._handles
@@ -172,12 +159,6 @@ class End:
 
         Agent.prepare = prepared  # type: ignore[method-assign, assignment]
         Agent.release = released  # type: ignore[method-assign, assignment]
-
-    def cpu(self, seconds: float) -> float:
-        """The share of a core that this process uses while nothing happens."""
-        before = time.process_time()
-        time.sleep(seconds)
-        return (time.process_time() - before) / seconds
 
     def modules(self) -> list[str]:
         return [name for name in sys.modules if isinstance(sys.modules[name], ModuleType)]

@@ -35,13 +35,6 @@ def one(end: RemoteEnd, peer: RemoteEnd, attempt: int, address: int | None = Non
     return event
 
 
-def test_a_peer_that_was_never_added_fails_the_write(ends: tuple[RemoteEnd, RemoteEnd]) -> None:
-    producer, consumer = ends
-    event = one(producer, consumer, 1)
-    assert event.outcome is WriteOutcome.FAILED
-    assert "unknown peer" in event.cause
-
-
 def test_metadata_that_is_no_good_fails_writes_until_good_metadata_comes(
     ends: tuple[RemoteEnd, RemoteEnd],
 ) -> None:
@@ -100,28 +93,6 @@ def test_a_post_that_outlasts_the_write_bound_is_unknown(
     assert "write_bound" in event.cause
     assert event.source_idle
     bounded.stop()
-
-
-def test_close_ends_what_waits_frees_everything_and_refuses_what_comes_later(
-    ends: tuple[RemoteEnd, RemoteEnd],
-) -> None:
-    consumer = ends[1]
-    end = RemoteEnd("P", 60).ready()
-    end.call("add_peer", consumer.worker, consumer.memory)
-    assert one(end, consumer, 60).outcome is WriteOutcome.DONE
-    end.call("write", consumer.worker, 61, [0], [consumer.base], BLOCK, None, 0, False)
-    _, threads = end.call("usage")
-    assert end.call("close", 10.0) is True
-    (event,) = end.call("events", 1)
-    assert event.outcome is WriteOutcome.FAILED
-    assert event.source_idle
-    assert end.call("usage")[1] <= threads - 2  # ours and NIXL's progress thread
-    event = one(end, consumer, 62)
-    assert event.outcome is WriteOutcome.FAILED
-    assert "closed" in event.cause
-    assert end.call("close", 1.0) is True
-    end.stop()
-    assert end.process.exitcode == 0
 
 
 def test_a_process_that_forgets_to_close_ends_its_agent_at_exit() -> None:
