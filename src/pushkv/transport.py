@@ -91,7 +91,8 @@ class Write:
     """One WRITE to post: `source` and `destination` are equally long in bytes, segment by segment.
 
     `ready` says whether the source bytes exist yet (a device event, say); a transport posts nothing
-    before it is true. None means that they do.
+    before it is true. None means that they do. While it is false others overtake this WRITE; one
+    whose permit ends meanwhile is REFUSED, and one whose `ready` raises FAILED.
     """
 
     peer: Worker
@@ -180,16 +181,30 @@ class Transport(Protocol):
         """Forget `peer`; WRITEs to it that are open still report exactly once."""
 
     def post(self, write: Write) -> None:
-        """Order a WRITE. Its permit is checked immediately before each post (R5)."""
+        """Order a WRITE. Its permit is checked immediately before each post (R5).
+
+        What is wrong with it (an unknown peer, memory that is not registered, a closed transport)
+        is its outcome: FAILED, with a cause.
+
+        Raises:
+            TransportError: The transport was not started.
+        """
 
     def look_for_arrivals(self, active: bool) -> None:
-        """Look for arrivals from now on (at least once), or stop looking."""
+        """Look for arrivals from now on (at least once), or stop looking.
+
+        Those that came while nobody looked are told once somebody does.
+        """
 
     def poll(self) -> Sequence[Completion | Arrival]:
         """What has happened since the last call. Never blocks."""
 
     def close(self, timeout_s: float) -> bool:
-        """Stop. Returns whether every open WRITE had ended; memory may be freed only then."""
+        """Stop. Returns whether every open WRITE had ended; memory may be freed only then.
+
+        WRITEs that are not posted FAIL; others are waited for up to `timeout_s` seconds. `poll`
+        gives the remaining completions afterwards, and `close` may be called again.
+        """
 
 
 def load_transport(name: str, options: Mapping[str, object]) -> Transport:

@@ -9,12 +9,14 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle, send_handle
+from multiprocessing.reduction import ForkingPickler, recv_handle, send_handle
+from pickle import PicklingError
+from traceback import format_exc
 from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from pushkv.core.errors import TransportError
+from pushkv.core.errors import ConfigurationError, TransportError
 from pushkv.core.ids import Worker
 from pushkv.transport import Transport
 
@@ -74,7 +76,7 @@ def _serve(
     try:
         end = End(factory, worker, memory, address, large_bytes)
     except Exception as error:  # noqa: BLE001 - told to the checks
-        connection.send((False, repr(error)))
+        connection.send((False, (repr(error), format_exc())))
         return
     connection.send((True, address))
     while True:
@@ -84,9 +86,9 @@ def _serve(
             end.close()
             return
         try:
-            answer = True, function(end, *args, **kwargs)
+            answer: tuple[bool, object] = True, function(end, *args, **kwargs)
         except Exception as error:  # noqa: BLE001 - told to the checks
-            answer = False, repr(error)
+            answer = False, (repr(error), format_exc())
         connection.send(answer)
 
 
@@ -182,7 +184,10 @@ class ProcessHandle:
                 f"{self._process.exitcode}"
             ) from None
         if not fine:
-            raise RemoteError(f"{name} of {self.worker} raised {answer}")
+            what, trace = answer
+            error = RemoteError(f"{name} of {self.worker} raised {what}")
+            error.add_note(trace)
+            raise error
         return answer
 
 
@@ -190,9 +195,13 @@ class ProcessEnds:
     """Ends in processes of their own, started by spawning; on Linux.
 
     Args:
-        factory: Makes a transport that is not started. It is imported by name in the processes.
+        factory: Makes a transport that is not started. It must be something that other processes
+            can import by name: a class, a function of a module, a `functools.partial` of either.
         environment: Set there before anything of the transport is loaded.
         large_bytes: Length of the larger region of each end's memory, at least 2 MiB.
+
+    Raises:
+        ConfigurationError: The factory cannot be imported by name.
     """
 
     can_crash = True
@@ -204,6 +213,12 @@ class ProcessEnds:
         environment: Mapping[str, str] | None = None,
         large_bytes: int = LARGE_BYTES,
     ) -> None:
+        try:
+            ForkingPickler.dumps(factory)
+        except (AttributeError, PicklingError, TypeError) as error:
+            raise ConfigurationError(
+                "factory", factory, "something that can be imported by name, not a lambda"
+            ) from error
         self.large_bytes = large_bytes
         self._factory = factory
         self._environment = dict(environment or {})

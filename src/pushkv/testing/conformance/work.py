@@ -22,7 +22,7 @@ def many_small_writes(bench: Bench) -> None:
 
 
 def calls_return(bench: Bench) -> None:
-    """No call waits for a WRITE, for a source or for news."""
+    """Every call returns soon, whatever is open, not ready or not there to tell."""
     waiting = bench.order(block(100), gate=100)
     orders = [waiting, *bench.barrage(bench.consumer)]
     memory = bench.consumer.run(End.facts).memory
