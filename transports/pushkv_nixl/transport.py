@@ -26,7 +26,7 @@ _log = logging.getLogger("pushkv.nixl")
 
 _BACKENDS = ("UCX", "LIBFABRIC")
 
-_PROGRESS_DELAY_US = {"UCX": 10_000, "LIBFABRIC": 100}
+_PROGRESS_DELAY_US = {"UCX": 100_000, "LIBFABRIC": 100}
 """UCX's progress thread wakes on events and only as a fallback after the delay; LIBFABRIC's sleeps
 for the delay, so that it is the least latency there."""
 
