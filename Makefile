@@ -74,6 +74,10 @@ test-router: $(ROUTER) ## Real engines behind a published router
 docs-tables: $(PROJECT) ## Write docs/machines.md from the tables that run
 	@$(PYTHON) -m pushkv.tables_page docs/machines.md
 
+.PHONY: scenarios
+scenarios: $(PROJECT) ## Write into tests/scenarios what comes out of each script
+	@$(PYTHON) -m pushkv.testing.scenario --rewrite tests/scenarios/*.txt
+
 .PHONY: clean distclean
 clean: ## Remove caches and build outputs
 	@rm -rf build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis \

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from attrs import evolve
+
 from pushkv.core import rules
 from pushkv.core.capabilities import Capabilities
 from pushkv.core.effects import (
@@ -181,6 +183,7 @@ class World(Network):
         consumer_ranks: tuple[int, ...] | None = None,
         failures: int = 0,
         digest: bytes | None = None,
+        expected: str = "",
     ) -> int | None:
         """The engine reserves blocks and offers them; None while it may hand out none (R13)."""
         if self.local(node) < node.endpoint.receiving.ready_at:
@@ -195,7 +198,7 @@ class World(Network):
         event = Offered(
             transfer=TransferId(transfer),
             attempt=number,
-            producers=tuple(producer.address for producer in producers),
+            producers=tuple(evolve(each.address, engine=expected) for each in producers),
             blocks=(blocks,),
             start=start,
             end=tokens,
@@ -245,7 +248,7 @@ class World(Network):
         """The engine gives free blocks to somebody; False while it may not (R13)."""
         if self.local(node) < node.endpoint.receiving.ready_at:
             return False
-        node.memory.take(BLOCKS // 2, Owner("somebody"))
+        node.memory.take(node.memory.blocks // 2, Owner("somebody"))
         return True
 
     def _report(self, node: Node, report: Report) -> None:

@@ -42,6 +42,7 @@ from .world_parts import (
     TICKS_AT_ONCE_MOST,
     Closing,
     Dialing,
+    Memory,
     Node,
     ViolationError,
     Wire,
@@ -84,6 +85,7 @@ class Network(ABC):
         offset: int = 0,
         model: str = "m",
         policy: Policy | None = None,
+        blocks: int = BLOCKS,
     ) -> Node:
         """A process that has been up for long enough to serve."""
         node = Node(
@@ -97,6 +99,7 @@ class Network(ABC):
             model=model,
             incarnation=0,
             endpoint=None,  # type: ignore[arg-type]
+            memory=Memory(blocks),
         )
         self.nodes[name] = node
         self._start(node)
@@ -153,7 +156,7 @@ class Network(ABC):
 
     def restart(self, node: Node) -> None:
         """The next life on the same host and addresses: its pool is empty, its memory is not."""
-        node.memory.owners = [None] * BLOCKS
+        node.memory.owners = [None] * node.memory.blocks
         self._start(node)
 
     # -- time
@@ -227,6 +230,7 @@ class Network(ABC):
             case PermitEnded():
                 node.permits.pop(effect.epoch, None)
             case Dial():
+                node.dials += 1
                 until = self.now + seconds(5)
                 self._dialing.append(Dialing(node, node.incarnation, effect.address, until))
             case Hangup():

@@ -53,6 +53,10 @@ class ViolationError(AssertionError):
     """An invariant of the protocol was broken."""
 
 
+class ShortageError(AssertionError):
+    """An engine has not the blocks that it is told to use."""
+
+
 class Closing:
     """What is sent last on a wire."""
 
@@ -70,16 +74,24 @@ class Owner:
 class Memory:
     """Blocks of one host, across the lives of the processes on it."""
 
-    owners: list[Owner | None] = field(factory=lambda: [None] * BLOCKS)
-    contents: list[dict[tuple[int, int], object]] = field(
-        factory=lambda: [{} for _ in range(BLOCKS)]
-    )
+    blocks: int = BLOCKS
+    owners: list[Owner | None] = field()
+    contents: list[dict[tuple[int, int], object]] = field()
     serial: int = 0
+
+    @owners.default
+    def _nobodys(self) -> list[Owner | None]:
+        return [None] * self.blocks
+
+    @contents.default
+    def _empty(self) -> list[dict[tuple[int, int], object]]:
+        return [{} for _ in range(self.blocks)]
 
     def take(self, number: int, owner: Owner) -> tuple[int, ...]:
         """Blocks of nobody in particular; the oldest of those given back come last."""
         free = [n for n, held in enumerate(self.owners) if held is None or held.kind == "other"]
-        assert len(free) >= number, "the test needs more blocks than there are"
+        if len(free) < number:
+            raise ShortageError(f"{number} blocks are wanted, and {len(free)} are free")
         for block in free[:number]:
             self.owners[block] = owner
             self.contents[block] = {}
@@ -131,6 +143,7 @@ class Node:
     reports: list[Report] = field(factory=list)
     sent: list[Message] = field(factory=list)
     attempts: int = 0
+    dials: int = 0
 
     @property
     def address(self) -> ProducerAddress:
