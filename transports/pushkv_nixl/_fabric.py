@@ -1,7 +1,8 @@
 """What UCX may carry WRITEs over, as far as it can be told from outside.
 
-NIXL does not say which lane UCX chose, and UCX prints it only if ``UCX_PROTO_INFO=y`` was set
-before it was loaded. So the settings that decide are read, and which RDMA devices UCX has opened.
+NIXL does not say which lane UCX chose. UCX itself logs it, with the agent's name, once it connects
+(``intra-node cfg#1 rma_am(tcp/lo) am(tcp/lo cma/memory)``); before that, the settings that decide
+are read here, and which RDMA devices UCX has opened.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def ucx_fabric(
         )
     summary = (
         f"UCX_TLS={tls or 'unset'}, UCX_NET_DEVICES={devices or 'unset'}; WRITEs may go over "
-        f"{' and '.join(lanes)}; UCX_PROTO_INFO=y makes UCX print its choice"
+        f"{' and '.join(lanes)}; UCX logs its choice when it connects"
     )
     return Fabric(summary, shared_memory, tuple(warnings))
 

@@ -9,6 +9,7 @@ Nothing here imports torch.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -94,6 +95,23 @@ def load_library() -> Library:
     )
 
 
+@contextmanager
+def _lanes_logged(backend: str) -> Iterator[None]:
+    """Let UCX log the lanes it chooses, a line per kind of connection; NIXL does not tell them.
+
+    UCX reads these settings once, when the backend loads it; it would print to standard output.
+    What is set already stays.
+    """
+    settings = {"UCX_LOG_LEVEL": "info", "UCX_LOG_FILE": "stderr"} if backend == "UCX" else {}
+    new = [name for name in settings if name not in os.environ]
+    os.environ.update({name: settings[name] for name in new})
+    try:
+        yield
+    finally:
+        for name in new:
+            del os.environ[name]
+
+
 class Agent:
     """One NIXL agent with one backend; used by one thread alone. Every call may raise NixlError."""
 
@@ -128,7 +146,7 @@ class Agent:
                     "is NIXL_PLUGIN_DIR set to another installation?"
                 )
             try:
-                with _nixl_errors():
+                with _nixl_errors(), _lanes_logged(backend):
                     self._backends = [self._agent.createBackend(backend, dict(options))]
             except NixlError as error:
                 raise TransportError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import random
 import signal
 import tempfile
@@ -44,6 +45,7 @@ RESULT_S = 60.0
 def _serve(pipe: Connection, name: str, transport: str, trace: Path | None) -> None:
     """The child's life: one cache, one runtime, one engine, until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
+    os.environ.setdefault("UCX_LOG_LEVEL", "warn")  # more would run into the progress bars
     cache = ReferenceCache(block_count=BLOCK_COUNT)
     config = RuntimeConfig(EngineId(name), cache.layout, trace_path=trace)
     runtime = Runtime(config, load_transport(transport, {}))
