@@ -21,7 +21,7 @@ LATE = (
     FaultRule(Fault.DELAY, 1_000_000, least=seconds(0.001), most=seconds(0.01)),
     FaultRule(Fault.REORDERING, 500_000),
 )
-HASTY = Limits(quiet_s=0.03, idle_s=0.3)
+HASTY = Limits(quiet_s=0.02, idle_s=0.3)
 SIBLING_RANKS = range(1000, 1020)
 
 

@@ -12,7 +12,7 @@ from pushkv.testing import CHECKS, ConformanceError, Limits, check_transport
 from .broken import BROKEN, LeaksAThread
 from .memory_ends import memory_ends
 
-IMPATIENT = Limits(patience_s=0.5, quiet_s=0.03, call_s=0.2, idle_s=0.2)
+IMPATIENT = Limits(patience_s=0.4, quiet_s=0.02, call_s=0.2, idle_s=0.2)
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from attrs import field, frozen
+from attrs import frozen
 from numpy.typing import NDArray
 
 from pushkv.core.capabilities import Capabilities
@@ -108,8 +108,8 @@ class Facts:
 class Usage:
     """What a process holds."""
 
-    threads: int = field()
-    descriptors: int = field()
+    threads: int
+    descriptors: int
 
     @classmethod
     def now(cls) -> Usage:
