@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.node import Node, until
+from tests.runtime.node import Node
 
 from pushkv.core.capabilities import Capabilities
 from pushkv.core.errors import ConfigurationError
+from pushkv.core.events import Cancelled
 from pushkv.core.ids import EngineId, Incarnation, TransferId, Worker
 from pushkv.core.policy import Policy
 from pushkv.core.table import Rules
@@ -24,6 +25,8 @@ from pushkv.observe.trace import TraceWriter
 from pushkv.testing.reference_engine import ReferenceCache
 from pushkv_memory import MemoryFabric
 
+from .traced_world import TracedWorld
+
 PROGRAM = "from pushkv.cli import main; main()"
 PROMPT = tuple(range(100))
 
@@ -33,26 +36,20 @@ Lines = list[Line]
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The traces of a producer and a consumer: one transfer done, one given up."""
-    folder = tmp_path_factory.mktemp("traces")
-    found = {name: folder / name for name in ("P", "D")}
-    fabric = MemoryFabric()
-    with (
-        Node(fabric, "P", trace_path=found["P"]) as producer,
-        Node(fabric, "D", trace_path=found["D"]) as consumer,
-    ):
-        waiting = consumer.consume("gone", PROMPT, producer.address)
-        until(lambda: sent(found["D"], "Register"))
-        consumer.engine.cancel(TransferId("gone"))
-        until(lambda: sent(found["D"], "Received"))
-        producer.produce("a", PROMPT).result(10)
-        assert consumer.consume("a", PROMPT, producer.address).result(10).tokens
-        assert waiting.cancelled()
-    return found
-
-
-def sent(path: Path, message: str) -> bool:
-    return f'"type":"Send","message":{{"type":"{message}"' in path.read_text()
+    """The traces of a producer and a consumer: one transfer given up, one done."""
+    world = TracedWorld()
+    world.folder = tmp_path_factory.mktemp("traces")
+    consumer, producer = world.node("D"), world.node("P")
+    world.offer(consumer, "gone", [producer])
+    world.settle()
+    world.happen(consumer, Cancelled(TransferId("gone")))
+    world.settle()
+    world.prefill(producer, "a")
+    world.offer(consumer, "a", [producer])
+    world.settle()
+    assert world.delivered(consumer, "a", 1)
+    world.end()
+    return {name: world.folder / name for name in ("P", "D")}
 
 
 def read(path: Path) -> Lines:
@@ -70,7 +67,7 @@ def steps(lines: Lines, machine: str, kind: str) -> Iterator[int]:
             yield index
 
 
-def test_what_real_engines_wrote_is_legal(paths: dict[str, Path]) -> None:
+def test_a_trace_that_nobody_has_touched_is_legal(paths: dict[str, Path]) -> None:
     producer, consumer = check_trace(paths["P"]), check_trace(paths["D"])
     assert (producer.illegal, consumer.illegal) == (None, None)
     assert producer.lines == len(read(paths["P"]))
@@ -78,7 +75,24 @@ def test_what_real_engines_wrote_is_legal(paths: dict[str, Path]) -> None:
     assert consumer.rows["consumer.registered/Complete"] == 1
     assert consumer.rows["consumer.revoking/Revoked"] == 1
     assert producer.rows["producer.notifying/Received"] == 1
-    assert consumer.alive == 1, "nothing but the link outlives its transfers"
+    assert consumer.alive == 1, "the link"
+    assert producer.alive == 2, "the memory of the transfer, and the link"
+
+
+def test_what_real_engines_wrote_is_legal(tmp_path: Path) -> None:
+    fabric = MemoryFabric()
+    paths = {name: tmp_path / name for name in ("P", "D")}
+    with (
+        Node(fabric, "P", trace_path=paths["P"]) as producer,
+        Node(fabric, "D", trace_path=paths["D"]) as consumer,
+    ):
+        producer.produce("a", PROMPT).result(10)
+        assert consumer.consume("a", PROMPT, producer.address).result(10).tokens
+    for path in paths.values():
+        report = check_trace(path)
+        assert report.illegal is None
+        assert report.steps > 0
+    assert read_timelines(paths["P"], paths["D"])[TransferId("a")].bytes_written > 0
 
 
 def change(kind: str, /, **fields: object) -> Callable[[Lines], int]:
@@ -190,6 +204,35 @@ def another_policy(lines: Lines) -> int:
     return next(steps(lines, "link", "Grant"))
 
 
+def link_down_of_nobody(lines: Lines) -> int:
+    """An event that this status ignores, but that no link has made."""
+    index = next(steps(lines, "producer", "Received"))
+    peer = {"engine": "D", "incarnation": 1, "rank": 0}
+    event = {"type": "LinkDown", "epoch": {"consumer": 1, "producer": 2}, "peer": peer}
+    invented = {
+        **lines[index],
+        "event": {**event, "fence": None},
+        "row": "producer.done/LinkDown",
+        "from": "producer.done",
+        "to": "producer.done",
+        "effects": [],
+    }
+    last = max(steps(lines, "producer", "Received"))
+    lines.insert(last + 1, {**invented, "key": lines[last]["key"], "t": lines[last]["t"]})
+    return last + 1
+
+
+def begin_another(lines: Lines) -> int:
+    """A member that begins under another name than its registration has."""
+    index = next(
+        index
+        for index, line in enumerate(lines)
+        if (line["kind"], line.get("machine")) == ("begin", "consumer")
+    )
+    lines[index]["key"]["attempt"] += 100
+    return index
+
+
 TAMPERED: list[tuple[str, str, Callable[[Lines], int], str]] = [
     ("D", "no start", drop("start"), "does not begin as a trace does"),
     ("D", "another status", change_step("consumer", "Complete", to="consumer.released"), "another"),
@@ -216,6 +259,8 @@ TAMPERED: list[tuple[str, str, Callable[[Lines], int], str]] = [
     ("D", "not begun", drop("begin"), "acts that has not begun"),
     ("D", "begun twice", repeat("begin"), "begins that is there"),
     ("D", "begun elsewhere", begin_late, "no machine begins like this: status"),
+    ("D", "begun under another name", begin_another, "the registration is another's: attempt"),
+    ("P", "a link that nobody had", link_down_of_nobody, "nothing has caused this event"),
     ("D", "ended twice", repeat("end"), "acts that has not begun"),
     ("P", "no permit", drop_step("link", "Grant"), "nothing has caused this event"),
     ("P", "not written", change("write", outcome="failed"), "nothing has caused this event"),
@@ -298,7 +343,6 @@ def test_the_next_life_begins_anew(paths: dict[str, Path], tmp_path: Path) -> No
 def test_timelines_are_read_from_the_same_traces(paths: dict[str, Path]) -> None:
     timelines = read_timelines(paths["P"], paths["D"])
     assert timelines[TransferId("a")].delivered_at is not None
-    assert timelines[TransferId("a")].bytes_written > 0
     assert timelines[TransferId("gone")].delivered_at is None
 
 
