@@ -13,6 +13,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from pushkv.core.errors import PushKVError
 from pushkv.demo.report import DemoReport
 
+from .check import check_command
 from .trace import trace_app
 
 __all__ = ["app"]
@@ -24,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(trace_app, name="trace")
+app.command("check")(check_command)
 
 
 class EngineKind(StrEnum):

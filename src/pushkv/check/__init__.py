@@ -1,0 +1,1 @@
+"""An explicit-state checker over the run-time machines, a network, transports, time and crashes."""

@@ -1,0 +1,155 @@
+"""What must come about in the end, under fairness: sound, by the components of the whole graph.
+
+Fairness, as it is assumed: whatever is possible again and again happens in the end, but for faults,
+which may stay away for ever. So a run that never reaches its goal either stops where nothing but a
+fault is possible, or goes round in a component in which every other move that is possible somewhere
+is also made. `trap` looks for both in the part of the graph where the goal is not reached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from attrs import define, field, frozen
+
+from .moves import Move
+from .nodes import Node, Stage
+from .world import State, World
+
+__all__ = ["GOALS", "Graph", "Trap", "trap"]
+
+Label = tuple[str, int, int, str]
+FAULT = -1
+
+
+@define
+class Graph:
+    """All edges of a search, by the number of the state they leave."""
+
+    edges: list[list[tuple[int, int]]] = field(factory=list)
+    labels: dict[Label, int] = field(factory=dict)
+
+    def add(self, source: int, move: Move, target: int) -> None:
+        """One edge."""
+        while len(self.edges) <= max(source, target):
+            self.edges.append([])
+        label = FAULT
+        if not move.cost or move.kind in ("fire", "refuse"):
+            number = 0 if move.kind in ("post", "refuse", "write", "fire") else move.number
+            name = (move.kind, move.at, number, move.name)
+            label = self.labels.setdefault(name, len(self.labels))
+        self.edges[source].append((label, target))
+
+
+@frozen
+class Trap:
+    """A state from which the goal may stay away for ever, and how."""
+
+    state: int
+    why: str
+
+
+def trap(graph: Graph, open_ended: set[int]) -> Trap | None:
+    """A fair way never to leave `open_ended`, the states without the goal; None for none."""
+    for state in sorted(open_ended):
+        if all(label == FAULT for label, _ in graph.edges[state]):
+            return Trap(state, "nothing but a fault is possible any more")
+    work = [open_ended]
+    while work:
+        for component in components(graph, work.pop()):
+            inside: set[int] = set()
+            possible: set[int] = set()
+            for state in component:
+                for label, target in graph.edges[state]:
+                    possible.add(label)
+                    if target in component:
+                        inside.add(label)
+            if not inside - {FAULT}:
+                continue
+            missed = possible - inside - {FAULT}
+            if not missed:
+                return Trap(min(component), f"{len(component)} states may go round for ever")
+            work.append(
+                {
+                    state
+                    for state in component
+                    if not any(label in missed for label, _ in graph.edges[state])
+                }
+            )
+    return None
+
+
+def components(graph: Graph, states: set[int]) -> Iterator[set[int]]:
+    """The strongly connected components of the graph between `states` (Tarjan's)."""
+    order: dict[int, int] = {}
+    low: dict[int, int] = {}
+    stack: list[int] = []
+    on_stack: set[int] = set()
+    for root in sorted(states):
+        if root in order:
+            continue
+        calls: list[tuple[int, Iterator[int]]] = [(root, _targets(graph, root, states))]
+        order[root] = low[root] = len(order)
+        stack.append(root)
+        on_stack.add(root)
+        while calls:
+            state, targets = calls[-1]
+            target = next(targets, None)
+            if target is None:
+                calls.pop()
+                if calls:
+                    before = calls[-1][0]
+                    low[before] = min(low[before], low[state])
+                if low[state] == order[state]:
+                    yield _unwound(stack, on_stack, state)
+            elif target not in order:
+                order[target] = low[target] = len(order)
+                stack.append(target)
+                on_stack.add(target)
+                calls.append((target, _targets(graph, target, states)))
+            elif target in on_stack:
+                low[state] = min(low[state], order[target])
+
+
+def _targets(graph: Graph, state: int, states: set[int]) -> Iterator[int]:
+    return (target for _, target in graph.edges[state] if target in states)
+
+
+def _unwound(stack: list[int], on_stack: set[int], last: int) -> set[int]:
+    found: set[int] = set()
+    while True:
+        state = stack.pop()
+        on_stack.discard(state)
+        found.add(state)
+        if state == last:
+            return found
+
+
+# -- goals
+
+
+def _alive(world: World, state: State) -> Iterable[Node]:
+    nodes = (world.node(state, at) for at in range(len(world.slots)))
+    return (node for node in nodes if node.life)
+
+
+def _ends(world: World, state: State) -> bool:
+    """Nothing that was offered or sent is left over at anybody."""
+    return all(
+        not node.offers
+        and not node.endpoint.consumers
+        and not node.endpoint.requests
+        and all(each.stage == Stage.RELEASED for each in node.prefills)
+        for node in _alive(world, state)
+    )
+
+
+def _delivers(world: World, state: State) -> bool:
+    """Every request was offered, delivered and given back."""
+    offered = all(not left for node in _alive(world, state) for _, left in node.offers_left)
+    delivered = {name for node in _alive(world, state) for name in node.delivered}
+    return offered and _ends(world, state) and delivered == set(world.transfers)
+
+
+GOALS: dict[str, Callable[[World, State], bool]] = {"ends": _ends, "delivers": _delivers}
+"""What may be asked for, by name."""

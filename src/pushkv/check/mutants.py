@@ -1,0 +1,184 @@
+"""The protocol with one thing taken out of it: each must break a property, or nothing was proven.
+
+A mutant is a row that is ignored, a row that ends in another status, or a rule not in force. It is
+killed by the first property that breaks in a configuration, "sometimes" included: every row that
+the configuration reaches is reached. Where none breaks and every configuration has exactly the
+states it had before, by a digest over all of them, the mutant is equivalent. What is left survives.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Any
+
+from attrs import evolve, frozen
+
+from pushkv.core.ids import Instant
+from pushkv.core.table import Row, Rules, Table, replace
+
+from .configurations import Configuration
+from .coverage import TABLES
+from .patch import Patch
+from .runner import Limits, Report, check_one
+from .taken_out import TAKEN_OUT, rule_of
+
+__all__ = ["Fate", "Mutant", "mutants", "of_rows", "of_rules", "run", "try_one"]
+
+
+@frozen
+class Mutant:
+    """One thing taken out.
+
+    Attributes:
+        rule: Which rule it concerns, such as "R1"; "row" for rows of tables.
+        fires: Rows that must fire for it to matter, as (table, row); empty for any.
+    """
+
+    name: str
+    rule: str
+    fires: tuple[tuple[str, str], ...]
+    apply: Callable[[Patch], None]
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """While this lasts the protocol is without it."""
+        patch = Patch()
+        try:
+            self.apply(patch)
+            yield
+        finally:
+            patch.undo()
+
+
+@frozen
+class Fate:
+    """What became of a mutant: killed where and by what, equivalent, or alive.
+
+    Attributes:
+        by: The property that broke; "" where none did.
+        story: The shortest way there.
+        equivalent: No property broke, and every configuration has the states it had.
+    """
+
+    name: str
+    rule: str
+    configuration: str = ""
+    by: str = ""
+    story: str = ""
+    equivalent: bool = False
+
+    @property
+    def survives(self) -> bool:
+        """Whether it is neither killed nor equivalent."""
+        return not self.by and not self.equivalent
+
+
+# -- rows
+
+
+def _ignored(row: Row) -> Row:
+    return evolve(row, kind="ignore", action=None, targets=frozenset([row.status]))
+
+
+def _stays(row: Row, table: Table[Any]) -> Row:
+    """What it does is done, but the status is kept; where it is kept, the next one is taken."""
+    statuses = tuple(table.statuses)
+    following = statuses[(statuses.index(row.status) + 1) % len(statuses)]
+    action = row.action
+    assert action is not None, "only rows that act are retargeted"
+
+    def astray(state: Any, event: Any, now: Instant, rules: Rules) -> Any:
+        after, effects = action(state, event, now, rules)
+        status: StrEnum = state.status if after.status is not state.status else following
+        return replace(after, status=status), effects
+
+    return evolve(row, action=astray, targets=frozenset(statuses))
+
+
+def _row_mutant(table: Table[Any], row: Row, kind: str) -> Mutant:
+    def apply(patch: Patch) -> None:
+        patch.row(table, _ignored(row) if kind == "dropped" else _stays(row, table))
+
+    return Mutant(f"{kind}: {row.name}", "row", ((table.name, row.name),), apply)
+
+
+def of_rows() -> tuple[Mutant, ...]:
+    """Each acting row of each table, dropped and retargeted."""
+    return tuple(
+        _row_mutant(table, row, kind)
+        for table in TABLES
+        for row in table.rows.values()
+        if row.kind == "go"
+        for kind in ("dropped", "retargeted")
+    )
+
+
+def of_rules() -> tuple[Mutant, ...]:
+    """Each rule taken out, in each way there is."""
+    return tuple(Mutant(name, rule_of(name), (), apply) for name, apply in TAKEN_OUT.items())
+
+
+def mutants() -> dict[str, Mutant]:
+    """All of them, by name: rules first."""
+    return {each.name: each for each in (*of_rules(), *of_rows())}
+
+
+# -- trials
+
+
+def try_one(mutant: Mutant, baseline: Sequence[tuple[Configuration, Report]]) -> Fate:
+    """Search with `mutant` in force, the smallest configuration first, until something breaks.
+
+    Args:
+        mutant: What is taken out.
+        baseline: Configurations, and what their searches with fingerprints come to without it.
+    """
+    fate = Fate(mutant.name, mutant.rule)
+    same = True
+    for configuration, before in sorted(baseline, key=lambda each: each[1].states):
+        if mutant.fires and not before.rows.intersection(mutant.fires):
+            continue
+        limits = Limits(states=4 * before.states + 10_000)
+        with mutant.in_force():
+            report = check_one(configuration, limits, fingerprint=True)
+        name = configuration.name
+        for told in report.violations:
+            return evolve(fate, configuration=name, by=told.broken[0][0], story=told.story)
+        missed = sorted(before.rows - report.rows)
+        if report.complete and missed:
+            by = f"sometimes {missed[0][1]}"
+            return evolve(fate, configuration=name, by=by, story=f"{by}: never reached")
+        same = same and report.complete and report.fingerprint == before.fingerprint
+    return evolve(fate, equivalent=same)
+
+
+def _baseline(configuration: Configuration) -> Report:
+    return check_one(configuration, fingerprint=True)
+
+
+def _try(name: str, baseline: Sequence[tuple[Configuration, Report]]) -> Fate:
+    return try_one(mutants()[name], baseline)
+
+
+def run(
+    names: Sequence[str],
+    configurations: Sequence[Configuration],
+    *,
+    jobs: int = 2,
+    done: Callable[[Fate], None] | None = None,
+) -> list[Fate]:
+    """Try the named mutants, `jobs` at a time; `done` hears of each. Blocks until all are tried."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context) as pool:
+        before = list(pool.map(_baseline, configurations))
+        baseline = tuple(zip(configurations, before, strict=True))
+        fates: list[Fate] = []
+        for fate in pool.map(_try, names, [baseline] * len(names)):
+            fates.append(fate)
+            if done is not None:
+                done(fate)
+    return fates

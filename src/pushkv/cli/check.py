@@ -1,0 +1,170 @@
+"""`pushkv check`: search everything that can happen within bounds, on the tables that run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from json import dumps
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from attrs import asdict
+from rich.console import Console
+from rich.progress import Progress as Bar
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from pushkv.check.configurations import DEEP, STANDARD, Configuration
+from pushkv.check.coverage import unreached
+from pushkv.check.runner import Limits, Report, check
+from pushkv.check.search import Progress
+from pushkv.core.errors import ConfigurationError, PushKVError
+
+from .mutants import run_mutants
+
+__all__ = ["check_command"]
+
+
+def check_command(
+    config: Annotated[
+        list[str] | None, typer.Option(help="Only this configuration; may be repeated.")
+    ] = None,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Larger configurations, for as long as is asked.")
+    ] = False,
+    seconds: Annotated[
+        float, typer.Option(help="With --deep: for how long each configuration.", min=1)
+    ] = 600,
+    jobs: Annotated[
+        int, typer.Option(help="Configurations at a time; 0 for one per core.", min=0)
+    ] = 0,
+    mutants: Annotated[
+        bool,
+        typer.Option("--mutants", help="Take each rule and each row out, and see what breaks."),
+    ] = False,
+    json: Annotated[
+        Path | None, typer.Option(help="Write what was found there.", dir_okay=False)
+    ] = None,
+) -> None:
+    """Search everything that can happen within bounds, on the tables that run.
+
+    The real machines, a network, transports, time, crashes and restarts are composed, and every
+    interleaving is looked at. A violation is told as a story, with the shortest way there. Exit
+    code 0 only if nothing is broken and, but with --deep, nothing was left out.
+    """
+    try:
+        if mutants:
+            passed = run_mutants(jobs=jobs, out=json)
+        else:
+            passed = run_check(config or (), deep=deep, seconds=seconds, jobs=jobs, out=json)
+    except PushKVError as error:
+        Console(stderr=True).print(f"[bold red]pushkv check:[/] {error}", highlight=False)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    if not passed:
+        raise typer.Exit(1)
+
+
+def run_check(
+    names: Sequence[str], *, deep: bool, seconds: float, jobs: int, out: Path | None
+) -> bool:
+    """Search the named configurations, or all of the set; print what was found.
+
+    Returns whether nothing is broken and, but for `deep`, nothing was left out.
+
+    Raises:
+        ConfigurationError: There is no configuration of that name.
+    """
+    console = Console()
+    chosen = _chosen(names, DEEP if deep else STANDARD)
+    limits = Limits(seconds=seconds) if deep else Limits()
+    reports = _run(console, chosen, limits, jobs or os.cpu_count() or 1)
+    _show(console, reports)
+    missing = unreached(reports)
+    if not names:
+        for table, rows in missing.items():
+            console.print(f"{table}: rows that nothing reached: {', '.join(rows)}", highlight=False)
+    for report in reports:
+        for told in report.violations:
+            console.print(f"\n{told.story}\n\n{told.mermaid}", highlight=False, markup=False)
+    if out is not None:
+        out.write_text(dumps(_as_json(reports, missing), indent=2) + "\n")
+    broken = any(report.violations for report in reports)
+    return not broken and (deep or all(report.complete for report in reports))
+
+
+def _chosen(
+    names: Sequence[str], configurations: tuple[Configuration, ...]
+) -> tuple[Configuration, ...]:
+    known = {each.name: each for each in configurations}
+    for name in names:
+        if name not in known:
+            raise ConfigurationError("config", name, f"one of {', '.join(known)}")
+    return tuple(known[name] for name in names) or configurations
+
+
+def _run(
+    console: Console, chosen: tuple[Configuration, ...], limits: Limits, jobs: int
+) -> list[Report]:
+    bar = Bar(
+        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console
+    )
+    with bar:
+        tasks = {each.name: bar.add_task(f"{each.name}: waits", total=None) for each in chosen}
+
+        def news(name: str, now: Progress) -> None:
+            rate = now.states / max(now.seconds, 1e-9)
+            bar.update(
+                tasks[name],
+                description=f"{name}: {now.states:,} states, {rate:,.0f}/s, "
+                f"frontier {now.frontier:,}, depth {now.depth}",
+            )
+
+        def done(report: Report) -> None:
+            bar.remove_task(tasks[report.name])
+            if not console.is_terminal:
+                console.print(f"{report.name}: {report.states} states, {report.edges} edges")
+
+        return check(chosen, jobs=jobs, limits=limits, news=news, done=done)
+
+
+def _show(console: Console, reports: list[Report]) -> None:
+    table = Table("configuration", title="what was searched")
+    for name in ("states", "edges", "depth", "seconds", "violations"):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for each in reports:
+        end = "" if each.complete else "violated" if each.violations else "limit reached"
+        table.add_row(
+            each.name,
+            f"{each.states:,}",
+            f"{each.edges:,}",
+            str(each.depth),
+            f"{each.seconds:.1f}",
+            str(len(each.violations)),
+            end,
+        )
+    states, edges = (sum(getattr(each, name) for each in reports) for name in ("states", "edges"))
+    table.add_section()
+    table.add_row("all", f"{states:,}", f"{edges:,}", "", "", "", "")
+    console.print(table)
+
+
+def _as_json(reports: list[Report], missing: dict[str, tuple[str, ...]]) -> dict[str, object]:
+    return {
+        "configs": [
+            {
+                "name": each.name,
+                "states": each.states,
+                "edges": each.edges,
+                "depth": each.depth,
+                "complete": each.complete,
+                "seconds": round(each.seconds, 3),
+                "violations": [asdict(told) for told in each.violations],
+            }
+            for each in reports
+        ],
+        "unreached_rows": {table: list(rows) for table, rows in missing.items()},
+    }

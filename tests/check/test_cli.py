@@ -1,0 +1,66 @@
+"""`pushkv check`, as it is typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pushkv.check.configurations import by_name
+from pushkv.check.patch import Patch
+from pushkv.check.runner import Limits, check_one
+from pushkv.check.taken_out import TAKEN_OUT
+from pushkv.cli import check as command
+from pushkv.cli.app import app
+
+
+def test_check_says_what_it_has_seen(tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    arguments = ["check", "--config", "nothing-to-send", "--jobs", "1", "--json", str(out)]
+    ran = CliRunner().invoke(app, arguments)
+    assert ran.exit_code == 0, ran.output
+    found = json.loads(out.read_text())
+    (only,) = found["configs"]
+    assert (only["name"], only["states"], only["edges"]) == ("nothing-to-send", 3_844, 15_271)
+    assert only["violations"] == []
+    assert only["complete"]
+    assert "consumer.settling/ArrivalSeen" in found["unreached_rows"]["consumer"]
+
+
+def test_an_unknown_configuration_is_named() -> None:
+    ran = CliRunner().invoke(app, ["check", "--config", "everything"])
+    assert ran.exit_code == 2
+    assert "everything" in ran.output
+    assert "nothing-to-send" in ran.output
+
+
+def test_a_violation_is_told_and_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    patch = Patch()
+    TAKEN_OUT["link end frees"](patch)
+    try:
+        report = check_one(by_name("ends"))
+    finally:
+        patch.undo()
+    monkeypatch.setattr(command, "check", lambda *_, **__: [report])
+    out = tmp_path / "found.json"
+    passed = command.run_check(["ends"], deep=False, seconds=1, jobs=1, out=out)
+    assert not passed
+    printed = capsys.readouterr().out
+    assert "I1 is broken" in printed
+    assert "sequenceDiagram" in printed
+    (violation,) = json.loads(out.read_text())["configs"][0]["violations"]
+    assert violation["broken"][0][0] == "I1"
+    assert [move["kind"] for move in violation["moves"]][-1] == "write"
+
+
+def test_a_limit_that_is_reached_fails_but_not_in_the_deep_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    report = check_one(by_name("cancel"), Limits(states=2_000))
+    monkeypatch.setattr(command, "check", lambda *_, **__: [report])
+    assert not command.run_check(["cancel"], deep=False, seconds=1, jobs=1, out=None)
+    assert command.run_check(["cancel"], deep=True, seconds=1, jobs=1, out=None)

@@ -1,0 +1,84 @@
+"""Each rule, taken out, breaks a property in a standard configuration; nothing stays out."""
+
+from __future__ import annotations
+
+import pytest
+
+from pushkv.check.configurations import STANDARD, by_name
+from pushkv.check.coverage import TABLES, rows_that_act
+from pushkv.check.mutants import mutants, of_rows, of_rules, try_one
+from pushkv.check.runner import Limits, check_one
+from pushkv.core import rules
+
+KILLED: dict[str, tuple[str, str]] = {
+    "cancel frees": ("streaming", "I1"),
+    "link end frees": ("ends", "I1"),
+    "no permit": ("ends", "I1"),
+    "permit without drift": ("drift", "I1"),
+    "permit from the grant": ("ends", "I1"),
+    "write bound not counted": ("ends", "I1"),
+    "fence at the last grant": ("ends", "I1"),
+    "grant on an ended link": ("ends", "I1"),
+    "nothing remembered": ("weak-unbounded", "I1"),
+    "verdict before the handles close": ("ends", "I1"),
+    "any attempt will do": ("retry", "I2"),
+    "done is taken for visible": ("weak", "I2"),
+    "new permit covers old registrations": ("relink", "I1"),
+    "first rank frees": ("two-writers-lost", "I3"),
+    "first rank delivers": ("two-writers-lost", "I2"),
+    "no restart grace": ("consumer-restart", "I1"),
+    "a new incarnation proves death": ("producer-restart", "I1"),
+    "an unknown write is over": ("unknown", "I1"),
+    "settling by the own clock alone": ("drift-weak", "I1"),
+}
+"""By mutant: the configuration that is searched here, and the property that breaks in it."""
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_a_rule_is_missed(name: str) -> None:
+    mutant = mutants()[name]
+    configuration, broken = KILLED[name]
+    with mutant.in_force():
+        report = check_one(by_name(configuration), Limits(states=400_000))
+    (told,) = report.violations
+    assert told.broken[0][0] == broken, told.story
+    assert told.story.startswith(f"{configuration}: ")
+    assert told.story.count("\n") > len(told.moves)
+    assert told.mermaid.startswith("sequenceDiagram\n")
+
+
+def test_every_rule_is_among_them() -> None:
+    assert {f"R{number}" for number in range(1, 15)} <= {each.rule for each in of_rules()}
+    assert set(KILLED) <= {each.name for each in of_rules()}
+    known = mutants()
+    assert {f"R{number}" for number in range(1, 15)} == {known[name].rule for name in KILLED}
+
+
+def test_every_acting_row_is_dropped_and_retargeted() -> None:
+    rows = sum(len(rows_that_act(table)) for table in TABLES)
+    names = [each.name for each in of_rows()]
+    assert len(names) == 2 * rows == len(set(names))
+
+
+def test_nothing_stays_taken_out() -> None:
+    before = [dict(table.rows) for table in TABLES], vars(rules).copy()
+    for mutant in mutants().values():
+        with mutant.in_force():
+            pass
+    assert before == ([dict(table.rows) for table in TABLES], vars(rules).copy())
+
+
+def test_a_row_that_matters_is_killed_and_one_that_does_not_is_equivalent() -> None:
+    configuration = by_name("nothing-to-send")
+    baseline = [(configuration, check_one(configuration, fingerprint=True))]
+    known = mutants()
+    killed = try_one(known["dropped: consumer.registering/LinkUp"], baseline)
+    assert killed.configuration == "nothing-to-send"
+    assert killed.by == "sometimes consumer.registering/Tick" or killed.by.startswith("sometimes")
+    other = try_one(known["dropped: consumer.settling/ArrivalSeen"], baseline)
+    assert other.equivalent
+    assert not other.survives
+
+
+def test_configurations_that_are_named_exist() -> None:
+    assert {name for name, _ in KILLED.values()} <= {each.name for each in STANDARD}

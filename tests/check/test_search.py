@@ -1,0 +1,152 @@
+"""The search itself: counts, determinism, limits, and what it takes an endpoint to be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from pushkv.check import nodes
+from pushkv.check.configurations import DEEP, STANDARD, by_name
+from pushkv.check.coverage import TABLES, rows_that_act, unreached
+from pushkv.check.handlers import HANDLERS
+from pushkv.check.moves import KINDS
+from pushkv.check.runner import Limits, check, check_one
+from pushkv.check.search import Progress, search
+from pushkv.check.snapshot import freeze, thaw
+from pushkv.check.world import World
+from pushkv.core.consumer_table import CONSUMER
+from pushkv.core.link import LINK
+from pushkv.core.producer_table import PRODUCER
+from pushkv.core.request import REQUEST
+
+ROOT = Path(__file__).parents[2]
+QUICK: dict[str, tuple[int, int]] = {
+    "delivers-in-time": (257, 442),
+    "unbounded-deaths": (1_678, 5_460),
+    "nothing-to-send": (3_844, 15_271),
+    "repeated": (4_155, 11_257),
+    "streaming-lost": (5_615, 18_160),
+    "streaming": (9_606, 24_782),
+    "two-writers-lost": (10_302, 34_892),
+    "delivers": (18_035, 53_580),
+    "producer-restart": (20_196, 58_845),
+    "retry": (28_977, 82_853),
+    "weak": (53_041, 194_063),
+}
+"""States and edges of the configurations that take no more than a few seconds."""
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_quick_configuration_is_exhausted(name: str) -> None:
+    report = check_one(by_name(name))
+    assert [told.story for told in report.violations] == []
+    assert report.complete
+    assert (report.states, report.edges) == QUICK[name]
+
+
+@pytest.mark.parametrize("seed", ["1", "2"])
+def test_the_hash_seed_changes_nothing(seed: str) -> None:
+    name = "streaming"
+    code = (
+        "from pushkv.check.runner import check_one\n"
+        "from pushkv.check.configurations import by_name\n"
+        f"found = check_one(by_name({name!r}))\n"
+        "print(found.states, found.edges, found.depth, sorted(found.rows))\n"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": seed}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    here = check_one(by_name(name))
+    assert ran.stdout == f"{here.states} {here.edges} {here.depth} {sorted(here.rows)}\n"
+
+
+def test_the_tables_that_run_are_searched() -> None:
+    assert TABLES == (CONSUMER, REQUEST, PRODUCER, LINK)
+    world = World(by_name("cancel"))
+    world.initial()
+    endpoint = world.nodes._endpoints[world.slots[0], 1]
+    assert endpoint.receiving.consumers.table is CONSUMER
+    assert endpoint.receiving.requests.table is REQUEST
+    assert endpoint.sending.producers.table is PRODUCER
+    assert endpoint.links.store.table is LINK
+
+
+def test_a_copy_of_a_table_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "LINK", CONSUMER)
+    with pytest.raises(AssertionError, match="no copies"):
+        World(by_name("cancel")).initial()
+
+
+def test_every_move_has_a_handler() -> None:
+    assert set(HANDLERS) == set(KINDS)
+    assert len(KINDS) == len(set(KINDS))
+
+
+def test_an_endpoint_is_the_same_after_a_rest() -> None:
+    """What is thawed and frozen again, everywhere in a search, is what it was."""
+    configuration = by_name("two-readers")
+    world = World(configuration)
+    seen = {world.initial()}
+    layer = list(seen)
+    while layer and len(seen) < 3_000:
+        layer = [after for state in layer for _, after, _ in world.successors(state)]
+        layer = list(dict.fromkeys(state for state in layer if state not in seen))
+        seen.update(layer)
+    looked = 0
+    for at, slot in enumerate(world.slots):
+        for number in {state[at] for state in seen}:
+            node = world.node_parts[number]
+            if not node.life:
+                continue
+            endpoint = world.nodes._endpoints[slot, node.life]
+            thaw(node.endpoint, endpoint)
+            assert freeze(endpoint, configuration.policy.lease) == node.endpoint
+            looked += 1
+    assert looked > 100
+
+
+def test_a_limit_that_is_reached_is_no_success() -> None:
+    report = check_one(by_name("cancel"), Limits(states=2_000))
+    assert not report.complete
+    assert not report.passed
+    assert not report.violations
+
+
+def test_progress_is_told() -> None:
+    heard: list[Progress] = []
+    found = search(by_name("retry"), progress=heard.append)
+    assert found.complete
+    assert len(heard) > 3
+    assert [each.states for each in heard] == sorted(each.states for each in heard)
+    assert heard[-1].states <= found.states
+    assert heard[-1].frontier > 0
+
+
+def test_several_at_once_come_to_the_same() -> None:
+    chosen = [by_name("nothing-to-send"), by_name("two-writers-lost")]
+    done: list[str] = []
+    reports = check(chosen, jobs=2, done=lambda report: done.append(report.name))
+    assert sorted(done) == sorted(each.name for each in chosen)
+    alone = [check_one(each) for each in chosen]
+    assert [evolve(each, seconds=0) for each in reports] == [
+        evolve(each, seconds=0) for each in alone
+    ]
+
+
+def test_rows_that_nothing_reached_are_named() -> None:
+    missing = unreached([check_one(by_name("nothing-to-send"))])
+    assert "consumer.settling/ArrivalSeen" in missing[CONSUMER.name]
+    assert "consumer.registering/LinkUp" not in missing[CONSUMER.name]
+    assert set(missing[CONSUMER.name]) < set(rows_that_act(CONSUMER))
+
+
+def test_configurations_have_one_name_each() -> None:
+    names = [each.name for each in STANDARD]
+    assert len(names) == len(set(names))
+    assert {each.name for each in DEEP} <= set(names)
