@@ -125,6 +125,20 @@ class Words:
             raise ScenarioError(f"there is no engine {name!r}")
         return self.world.nodes[name]
 
+    def of_world_show(self, name: str) -> None:
+        """Who owns which blocks of an engine, and what it has counted."""
+        node = self.node(name)
+        owned: dict[str, list[int]] = {}
+        for block, owner in enumerate(node.memory.owners):
+            if owner is not None and owner.kind in ("attempt", "source"):
+                number = f"/{owner.number}" if owner.kind == "attempt" else " source"
+                owned.setdefault(f"{owner.name}{number}", []).append(block)
+        held = "; ".join(f"{each} {_blocks(blocks)}" for each, blocks in owned.items())
+        self.world.tell(f"{name} holds {held or 'nothing'}")
+        if node.counted:
+            counts = ", ".join(f"{cause} {number}" for cause, number in node.counted.items())
+            self.world.tell(f"{name} has counted {counts}")
+
     # -- before anything happens
 
     def of_world_transport(self, kind: str) -> None:
@@ -358,6 +372,10 @@ class Words:
     def of_node_trusts(self, node: Node, transfer: str) -> None:
         """The operator's word that nothing can write into a transfer's blocks."""
         self._happen(node, Proven(TransferId(transfer)))
+
+
+def _blocks(blocks: list[int]) -> str:
+    return f"block {blocks[0]}" if len(blocks) == 1 else f"blocks {blocks[0]} to {blocks[-1]}"
 
 
 def _named(write: Write) -> str:
