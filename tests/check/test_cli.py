@@ -47,7 +47,7 @@ def test_a_violation_is_told_and_fails(
         patch.undo()
     monkeypatch.setattr(command, "check", lambda *_, **__: [report])
     out = tmp_path / "found.json"
-    passed = command.run_check(["ends"], deep=False, seconds=1, jobs=1, out=out)
+    passed = command.run_check(["ends"], jobs=1, out=out)
     assert not passed
     printed = capsys.readouterr().out
     assert "I1 is broken" in printed
@@ -62,5 +62,5 @@ def test_a_limit_that_is_reached_fails_but_not_in_the_deep_set(
 ) -> None:
     report = check_one(by_name("cancel"), Limits(states=2_000))
     monkeypatch.setattr(command, "check", lambda *_, **__: [report])
-    assert not command.run_check(["cancel"], deep=False, seconds=1, jobs=1, out=None)
-    assert command.run_check(["cancel"], deep=True, seconds=1, jobs=1, out=None)
+    assert not command.run_check(["cancel"], jobs=1)
+    assert command.run_check(["cancel"], deep=True, seconds=1, jobs=1)

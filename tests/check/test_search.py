@@ -20,6 +20,7 @@ from pushkv.check.search import Progress, search
 from pushkv.check.snapshot import freeze, thaw
 from pushkv.check.world import World
 from pushkv.core.consumer_table import CONSUMER
+from pushkv.core.errors import ConfigurationError
 from pushkv.core.link import LINK
 from pushkv.core.producer_table import PRODUCER
 from pushkv.core.request import REQUEST
@@ -150,3 +151,33 @@ def test_configurations_have_one_name_each() -> None:
     names = [each.name for each in STANDARD]
     assert len(names) == len(set(names))
     assert {each.name for each in DEEP} <= set(names)
+
+
+def test_a_search_that_was_put_down_is_taken_up(tmp_path: Path) -> None:
+    configuration = by_name("producer-restart")
+    path = tmp_path / "search"
+    at_once = check_one(configuration, fingerprint=True)
+    seen = 0
+    for limit in (3_000, 12_000):
+        rest = search(configuration, states_most=limit, checkpoint=path)
+        assert not rest.complete
+        assert path.exists()
+        assert rest.states > seen
+        seen = rest.states
+    last = search(configuration, checkpoint=path, fingerprint=True)
+    assert not path.exists()
+    assert last.complete
+    assert (last.states, last.edges, last.depth, last.rows, last.fingerprint) == (
+        at_once.states,
+        at_once.edges,
+        at_once.depth,
+        at_once.rows,
+        at_once.fingerprint,
+    )
+
+
+def test_a_search_of_something_else_is_not_taken_up(tmp_path: Path) -> None:
+    path = tmp_path / "search"
+    search(by_name("cancel"), states_most=1_000, checkpoint=path)
+    with pytest.raises(ConfigurationError, match="retry"):
+        search(by_name("retry"), checkpoint=path)

@@ -20,13 +20,16 @@ from attrs import evolve, frozen
 from pushkv.core.ids import Instant
 from pushkv.core.table import Row, Rules, Table, replace
 
-from .configurations import Configuration
+from .configurations import STANDARD, Configuration
 from .coverage import TABLES
 from .patch import Patch
 from .runner import Limits, Report, check_one
-from .taken_out import TAKEN_OUT, rule_of
+from .taken_out import MISSED_IN, TAKEN_OUT, rule_of
 
 __all__ = ["Fate", "Mutant", "mutants", "of_rows", "of_rules", "run", "try_one"]
+
+
+HUNT_STATES = 200_000
 
 
 @frozen
@@ -138,14 +141,21 @@ def try_one(mutant: Mutant, baseline: Sequence[tuple[Configuration, Report]]) ->
         baseline: Configurations, and what their searches with fingerprints come to without it.
     """
     fate = Fate(mutant.name, mutant.rule)
+    if mutant.name in MISSED_IN:
+        fate = _hunt(mutant, fate, {each.name for each in STANDARD} - {MISSED_IN[mutant.name]})
+        if fate.by:
+            return fate
     same = True
     for configuration, before in sorted(baseline, key=lambda each: each[1].states):
         if mutant.fires and not before.rows.intersection(mutant.fires):
             continue
         limits = Limits(states=4 * before.states + 10_000)
-        with mutant.in_force():
-            report = check_one(configuration, limits, fingerprint=True)
         name = configuration.name
+        try:
+            with mutant.in_force():
+                report = check_one(configuration, limits, fingerprint=True)
+        except Exception as error:  # noqa: BLE001 - whatever it breaks, it breaks
+            return evolve(fate, configuration=name, by="no exception", story=repr(error))
         for told in report.violations:
             return evolve(fate, configuration=name, by=told.broken[0][0], story=told.story)
         missed = sorted(before.rows - report.rows)
@@ -153,7 +163,21 @@ def try_one(mutant: Mutant, baseline: Sequence[tuple[Configuration, Report]]) ->
             by = f"sometimes {missed[0][1]}"
             return evolve(fate, configuration=name, by=by, story=f"{by}: never reached")
         same = same and report.complete and report.fingerprint == before.fingerprint
-    return evolve(fate, equivalent=same)
+    if mutant.rule == "row":
+        return evolve(fate, equivalent=same)
+    return _hunt(mutant, evolve(fate, equivalent=same), {each.name for each, _ in baseline})
+
+
+def _hunt(mutant: Mutant, fate: Fate, known: set[str]) -> Fate:
+    """Rules are also missed in the larger configurations; first where they are known to be."""
+    for configuration in sorted(STANDARD, key=lambda each: each.name != MISSED_IN.get(mutant.name)):
+        if configuration.name in known:
+            continue
+        with mutant.in_force():
+            report = check_one(configuration, Limits(states=HUNT_STATES))
+        for told in report.violations:
+            return Fate(mutant.name, mutant.rule, configuration.name, told.broken[0][0], told.story)
+    return fate
 
 
 def _baseline(configuration: Configuration) -> Report:

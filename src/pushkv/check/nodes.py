@@ -179,7 +179,7 @@ class Nodes:
 
     def begin(self, slot: Slot, life: int, node: Node | None) -> Node:
         """A process starts; its engine has forgotten everything but how often it may offer."""
-        endpoint = self._new(slot, life, Instant(0))
+        endpoint = self._new(slot, life, NOW)
         wanted = tuple(
             (each.name, each.offers)
             for each in self.configuration.transfers
@@ -276,7 +276,7 @@ class Nodes:
         return stores[table]
 
     def _run(self, slot: Slot, node: Node, run: Callable[[Endpoint], list[Effect]]) -> Step:
-        endpoint = self._endpoints[slot, node.life]
+        endpoint = self._endpoints.get((slot, node.life)) or self._new(slot, node.life, NOW)
         thaw(node.endpoint, endpoint)
         endpoint._machines.deadlines = Deadlines()
         self._records.clear()

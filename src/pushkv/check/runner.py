@@ -7,6 +7,7 @@ import queue
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing.queues import Queue
+from pathlib import Path
 
 from attrs import frozen
 
@@ -70,6 +71,7 @@ def check_one(
     progress: Callable[[Progress], None] | None = None,
     *,
     fingerprint: bool = False,
+    checkpoint: Path | None = None,
 ) -> Report:
     """Search one configuration in this process."""
     found = search(
@@ -78,6 +80,7 @@ def check_one(
         seconds_most=limits.seconds,
         progress=progress,
         fingerprint=fingerprint,
+        checkpoint=checkpoint,
     )
     return _report(configuration, found)
 
@@ -112,12 +115,13 @@ def _begin(news: Queue[tuple[str, Progress]]) -> None:
     _news = news
 
 
-def _work(configuration: Configuration, limits: Limits) -> Report:
+def _work(configuration: Configuration, limits: Limits, checkpoints: Path | None) -> Report:
     def progress(now: Progress) -> None:
         assert _news is not None, "workers are begun with a queue"
         _news.put((configuration.name, now))
 
-    return check_one(configuration, limits, progress)
+    checkpoint = None if checkpoints is None else checkpoints / f"{configuration.name}.search"
+    return check_one(configuration, limits, progress, checkpoint=checkpoint)
 
 
 def check(
@@ -125,18 +129,20 @@ def check(
     *,
     jobs: int = 2,
     limits: Limits = Limits(),
+    checkpoints: Path | None = None,
     news: News | None = None,
     done: Callable[[Report], None] | None = None,
 ) -> list[Report]:
     """Search `configurations`, the first ones first, `jobs` at a time.
 
-    Blocks until all are searched. `news` is called a few times per second for each, `done` once.
-    Returns the reports in the order of `configurations`.
+    Searches that reach a limit are put down in the directory `checkpoints`, and taken up from
+    there. Blocks until all are searched. `news` is called a few times per second for each, `done`
+    once. Returns the reports in the order of `configurations`.
     """
     context = multiprocessing.get_context("spawn")
     channel: Queue[tuple[str, Progress]] = context.Queue()
     with ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(channel,)) as pool:
-        futures = [pool.submit(_work, each, limits) for each in configurations]
+        futures = [pool.submit(_work, each, limits, checkpoints) for each in configurations]
         left: set[Future[Report]] = set(futures)
         while left:
             ended, left = wait(left, timeout=0.2, return_when=FIRST_COMPLETED)

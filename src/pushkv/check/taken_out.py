@@ -50,9 +50,31 @@ from pushkv.core.table import Result, Rules, Table, replace
 
 from .patch import Patch
 
-__all__ = ["TAKEN_OUT", "rule_of"]
+__all__ = ["MISSED_IN", "TAKEN_OUT", "rule_of"]
 
 TAKEN_OUT: dict[str, Callable[[Patch], None]] = {}
+MISSED_IN = {
+    "cancel frees": "streaming",
+    "link end frees": "ends",
+    "no permit": "ends",
+    "permit without drift": "drift",
+    "permit from the grant": "ends",
+    "write bound not counted": "ends",
+    "fence at the last grant": "ends",
+    "grant on an ended link": "ends",
+    "nothing remembered": "weak-unbounded",
+    "verdict before the handles close": "ends",
+    "any attempt will do": "retry",
+    "done is taken for visible": "weak",
+    "new permit covers old registrations": "relink",
+    "first rank frees": "two-writers-lost",
+    "first rank delivers": "two-writers-lost",
+    "no restart grace": "consumer-restart",
+    "a new incarnation proves death": "producer-restart",
+    "an unknown write is over": "unknown",
+    "settling by the own clock alone": "drift-weak",
+}
+"""Configurations in which a rule is missed after few states."""
 
 
 def rule_of(name: str) -> str:

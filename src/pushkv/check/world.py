@@ -7,7 +7,7 @@ worked out once and looked up ever after.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import partial
 from hashlib import blake2b
 from typing import Any, Generic, TypeVar
@@ -71,8 +71,13 @@ class Parts(Generic[P]):
     def __getitem__(self, number: int) -> P:
         return self._values[number]
 
-    def __len__(self) -> int:
-        return len(self._values)
+    def __iter__(self) -> Iterator[P]:
+        return iter(self._values)
+
+    def refill(self, values: Iterable[P]) -> None:
+        """These values, under the numbers 0, 1, …, and no others."""
+        self._values = list(values)
+        self._numbers = {value: number for number, value in enumerate(self._values)}
 
 
 @frozen
@@ -245,14 +250,21 @@ class World:
         budget[self._fault[cost]] -= 1
         return self.budget_parts.number(tuple(budget))
 
+    def parts(self) -> tuple[Parts[Any], ...]:
+        """The parts that states name by number, each kind once."""
+        return (
+            self.node_parts,
+            self.pair_parts,
+            self.hands_parts,
+            self.memory_parts,
+            self.budget_parts,
+        )
+
     def fingerprint(self, states: Iterable[State]) -> int:
         """A digest of a set of states, whatever the numbers of their parts."""
-        parts: list[Parts[Any]] = [self.node_parts] * len(self.slots)
-        parts += [self.pair_parts] * len(self.pairs)
-        parts += [self.hands_parts, *[self.memory_parts] * len(self.configuration.consumers)]
-        parts.append(self.budget_parts)
-        digests = {id(each): each.digests() for each in parts}
-        columns = [digests[id(each)] for each in parts]
+        nodes, pairs, hands, memories, budget = (each.digests() for each in self.parts())
+        columns = [*[nodes] * len(self.slots), *[pairs] * len(self.pairs), hands]
+        columns += [*[memories] * len(self.configuration.consumers), budget]
         total = 0
         for state in states:
             named = b"".join(column[number] for column, number in zip(columns, state, strict=True))

@@ -36,6 +36,14 @@ def check_command(
     seconds: Annotated[
         float, typer.Option(help="With --deep: for how long each configuration.", min=1)
     ] = 600,
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --deep: put the searches down there, and take them up from there. "
+            "The files are pickles: use your own only.",
+            file_okay=False,
+        ),
+    ] = None,
     jobs: Annotated[
         int, typer.Option(help="Configurations at a time; 0 for one per core.", min=0)
     ] = 0,
@@ -57,7 +65,14 @@ def check_command(
         if mutants:
             passed = run_mutants(jobs=jobs, out=json)
         else:
-            passed = run_check(config or (), deep=deep, seconds=seconds, jobs=jobs, out=json)
+            passed = run_check(
+                config or (),
+                deep=deep,
+                seconds=seconds,
+                checkpoints=checkpoints,
+                jobs=jobs,
+                out=json,
+            )
     except PushKVError as error:
         Console(stderr=True).print(f"[bold red]pushkv check:[/] {error}", highlight=False)
         raise typer.Exit(2) from None
@@ -68,7 +83,13 @@ def check_command(
 
 
 def run_check(
-    names: Sequence[str], *, deep: bool, seconds: float, jobs: int, out: Path | None
+    names: Sequence[str],
+    *,
+    deep: bool = False,
+    seconds: float = 0,
+    checkpoints: Path | None = None,
+    jobs: int = 0,
+    out: Path | None = None,
 ) -> bool:
     """Search the named configurations, or all of the set; print what was found.
 
@@ -80,7 +101,10 @@ def run_check(
     console = Console()
     chosen = _chosen(names, DEEP if deep else STANDARD)
     limits = Limits(seconds=seconds) if deep else Limits()
-    reports = _run(console, chosen, limits, jobs or os.cpu_count() or 1)
+    if checkpoints is not None:
+        checkpoints.mkdir(parents=True, exist_ok=True)
+    kept = checkpoints if deep else None
+    reports = _run(console, chosen, limits, kept, jobs or os.cpu_count() or 1)
     _show(console, reports)
     missing = unreached(reports)
     if not names:
@@ -106,7 +130,11 @@ def _chosen(
 
 
 def _run(
-    console: Console, chosen: tuple[Configuration, ...], limits: Limits, jobs: int
+    console: Console,
+    chosen: tuple[Configuration, ...],
+    limits: Limits,
+    checkpoints: Path | None,
+    jobs: int,
 ) -> list[Report]:
     bar = Bar(
         SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console
@@ -127,7 +155,9 @@ def _run(
             if not console.is_terminal:
                 console.print(f"{report.name}: {report.states} states, {report.edges} edges")
 
-        return check(chosen, jobs=jobs, limits=limits, news=news, done=done)
+        return check(
+            chosen, jobs=jobs, limits=limits, checkpoints=checkpoints, news=news, done=done
+        )
 
 
 def _show(console: Console, reports: list[Report]) -> None:
