@@ -28,12 +28,15 @@ from pushkv.core.request import REQUEST
 ROOT = Path(__file__).parents[2]
 QUICK: dict[str, tuple[int, int]] = {
     "delivers-in-time": (257, 442),
-    "unbounded-deaths": (1_678, 5_460),
+    "weak-deaths": (1_654, 5_524),
+    "unbounded-deaths": (1_777, 5_939),
+    "streaming-faults": (1_780, 4_921),
     "nothing-to-send": (3_844, 15_271),
     "repeated": (4_155, 11_257),
     "streaming-lost": (5_615, 18_160),
     "streaming": (9_606, 24_782),
     "two-writers-lost": (10_302, 34_892),
+    "two-transfers": (11_336, 31_777),
     "delivers": (18_035, 53_580),
     "producer-restart": (20_196, 58_845),
     "retry": (28_977, 82_853),

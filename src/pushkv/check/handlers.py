@@ -260,23 +260,28 @@ def gone(draft: Draft, move: Move) -> bool:
 
 def proven(draft: Draft, move: Move) -> bool:
     """The operator has looked: nothing writes into this transfer's blocks, and nothing will."""
+    if draft.hands.aimed(move.name):
+        return False
+    if draft.world.slots[move.at].consumer and not _silent(draft, move):
+        return False
+    before = draft.ids[move.at]
+    happen(draft, move.at, ("proven", move.name), Proven(TransferId(move.name)))
+    return draft.ids[move.at] != before
+
+
+def _silent(draft: Draft, move: Move) -> bool:
+    """No producer can be told of, or serves, the consumer's transfer."""
     world = draft.world
-    for offer in draft.node(move.at).offers:
-        if offer.transfer == move.name and draft.hands.aimed(offer.transfer, offer.attempt):
-            return False
     for at, (consumer, producer) in enumerate(world.pairs):
         listens = any(wire.ends[PRODUCER] == End.OPEN for wire in draft.pair(at).wires)
         if consumer == move.at and draft.node(producer).life and listens:
             return False
-    for at, slot in enumerate(world.slots):
-        if slot.consumer:
-            continue
-        for (transfer, _), served in draft.node(at).endpoint.producers:
-            if transfer == move.name and served.registration is not None:
-                return False
-    before = draft.ids[move.at]
-    happen(draft, move.at, ("proven", move.name), Proven(TransferId(move.name)))
-    return draft.ids[move.at] != before
+    return not any(
+        transfer == move.name and served.registration is not None
+        for at, slot in enumerate(world.slots)
+        if not slot.consumer
+        for (transfer, _), served in draft.node(at).endpoint.producers
+    )
 
 
 # -- the network

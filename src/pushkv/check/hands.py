@@ -69,11 +69,11 @@ class Hands:
         ]
         return (*waiting, *flying)
 
-    def aimed(self, transfer: str, attempt: int) -> bool:
-        """Whether bytes of an attempt may still be written."""
+    def aimed(self, transfer: str) -> bool:
+        """Whether bytes of a transfer may still be written."""
         names = [each.write.attempt for each in self.ordered]
         names += [each.key.attempt for each in self.writes.flights if each.pending]
-        return any((each.transfer, each.attempt) == (transfer, attempt) for each in names)
+        return any(each.transfer == transfer for each in names)
 
 
 def post(hands: Hands, index: int, pieces: tuple[int, ...]) -> Hands:

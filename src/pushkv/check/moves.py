@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
+from pushkv.core.ids import TransferId
 from pushkv.core.link import LINK
 from pushkv.core.request import RequestStatus
 
@@ -89,8 +90,12 @@ def of_node(
     if configuration.proofs:
         found.append(Move("gone", at))
         if slot.consumer:
-            names = dict.fromkeys(each.transfer for each in node.offers)
-            found += [Move("proven", at, name=name) for name in names]
+            names = dict.fromkeys(TransferId(each.transfer) for each in node.offers)
+        else:
+            names = dict.fromkeys(
+                name for (name, _), each in node.endpoint.producers if each.unknown
+            )
+        found += [Move("proven", at, name=name) for name in names]
     return tuple(found)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any
@@ -29,7 +29,7 @@ from .taken_out import MISSED_IN, TAKEN_OUT, rule_of
 __all__ = ["Fate", "Mutant", "mutants", "of_rows", "of_rules", "run", "try_one"]
 
 
-HUNT_STATES = 200_000
+HUNT_STATES = 50_000
 
 
 @frozen
@@ -200,9 +200,8 @@ def run(
     with ProcessPoolExecutor(jobs, context) as pool:
         before = list(pool.map(_baseline, configurations))
         baseline = tuple(zip(configurations, before, strict=True))
-        fates: list[Fate] = []
-        for fate in pool.map(_try, names, [baseline] * len(names)):
-            fates.append(fate)
+        trials = [pool.submit(_try, name, baseline) for name in names]
+        for trial in as_completed(trials):
             if done is not None:
-                done(fate)
-    return fates
+                done(trial.result())
+        return [trial.result() for trial in trials]
