@@ -25,6 +25,17 @@ HASTY = Limits(quiet_s=0.02, idle_s=0.3)
 SIBLING_RANKS = range(1000, 1020)
 
 
+_fabrics: list[MemoryFabric] = []
+
+
+def end_fabrics() -> None:
+    """Kill every worker: a broken transport leaves WRITEs behind, and they keep a thread busy."""
+    while _fabrics:
+        fabric = _fabrics.pop()
+        for worker in list(fabric._ports):
+            fabric.crash(worker, bytes_land=False)
+
+
 def memory_ends(
     faults: Iterable[FaultRule] = (),
     capabilities: Capabilities = STRONG,
@@ -33,6 +44,7 @@ def memory_ends(
 ) -> LocalEnds:
     """Ends of one fabric; `transport` makes what is checked."""
     fabric = MemoryFabric(1, faults, capabilities, timeout=seconds(5))
+    _fabrics.append(fabric)
 
     def pause(worker: Worker) -> None:
         for rank in (PRODUCER.rank, *SIBLING_RANKS):
