@@ -24,7 +24,7 @@ from .configurations import STANDARD, Configuration
 from .coverage import TABLES
 from .patch import Patch
 from .runner import Limits, Report, check_one
-from .taken_out import MISSED_IN, TAKEN_OUT, rule_of
+from .taken_out import MISSED_IN, MISTAKES, TAKEN_OUT, rule_of
 
 __all__ = ["Fate", "Mutant", "mutants", "of_rows", "of_rules", "run", "try_one"]
 
@@ -121,8 +121,9 @@ def of_rows() -> tuple[Mutant, ...]:
 
 
 def of_rules() -> tuple[Mutant, ...]:
-    """Each rule taken out, in each way there is."""
-    return tuple(Mutant(name, rule_of(name), (), apply) for name, apply in TAKEN_OUT.items())
+    """Each rule taken out, in each way there is, and other mistakes."""
+    found = TAKEN_OUT | MISTAKES
+    return tuple(Mutant(name, rule_of(name), (), apply) for name, apply in found.items())
 
 
 def mutants() -> dict[str, Mutant]:

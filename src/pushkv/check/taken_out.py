@@ -50,9 +50,14 @@ from pushkv.core.table import Result, Rules, Table, replace
 
 from .patch import Patch
 
-__all__ = ["MISSED_IN", "TAKEN_OUT", "rule_of"]
+__all__ = ["MISSED_IN", "MISTAKES", "TAKEN_OUT", "rule_of"]
 
 TAKEN_OUT: dict[str, Callable[[Patch], None]] = {}
+"""The rules, by what it is like without them."""
+
+MISTAKES: dict[str, Callable[[Patch], None]] = {}
+"""Other ways to get the protocol wrong, each against a rule."""
+
 MISSED_IN = {
     "cancel frees": "streaming",
     "link end frees": "ends",
@@ -79,7 +84,7 @@ MISSED_IN = {
 
 def rule_of(name: str) -> str:
     """Which rule is not in force: the first word of what is said about it."""
-    said = TAKEN_OUT[name].__doc__ or ""
+    said = (TAKEN_OUT | MISTAKES)[name].__doc__ or ""
     return said.split(".")[0].split(":")[0].strip()
 
 
@@ -105,6 +110,12 @@ def swap(
 def taken_out(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
     """Register a way to take a rule out, under its name in words."""
     TAKEN_OUT[apply.__name__.replace("_", " ")] = apply
+    return apply
+
+
+def mistake(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    """Register a mistake, under its name in words."""
+    MISTAKES[apply.__name__.replace("_", " ")] = apply
     return apply
 
 
@@ -314,7 +325,7 @@ def settling_by_the_own_clock_alone(patch: Patch) -> None:
 # -- mistakes beyond the rules
 
 
-@taken_out
+@mistake
 def the_newest_link_has_the_fence(patch: Patch) -> None:
     """R6: any link's end sets the fence of a quarantined attempt."""
 
@@ -327,7 +338,7 @@ def the_newest_link_has_the_fence(patch: Patch) -> None:
     swap(patch, CONSUMER, [QUARANTINED], LinkDown, link_down)
 
 
-@taken_out
+@mistake
 def any_grant_will_do(patch: Patch) -> None:
     """R4: an answer to a PING of long ago counts from now, whatever its stamp."""
     taken = LINK.rows[LinkStatus.UP, Grant].action
@@ -340,14 +351,14 @@ def any_grant_will_do(patch: Patch) -> None:
     swap(patch, LINK, [LinkStatus.UP], Grant, granted)
 
 
-@taken_out
+@mistake
 def a_verdict_frees_without_arrivals(patch: Patch) -> None:
     """R14: what was done at the producer is taken for over at the consumer, once revoked."""
     for verdict in (Complete, Failed, Revoked):
         swap(patch, CONSUMER, [REVOKING], verdict, _free_now)
 
 
-@taken_out
+@mistake
 def parts_are_forgotten_when_the_link_ends(patch: Patch) -> None:
     """R11: the parts that were DONE are not named in the verdict after a link's end."""
     real = producer_actions.link_down
@@ -360,7 +371,7 @@ def parts_are_forgotten_when_the_link_ends(patch: Patch) -> None:
     swap(patch, PRODUCER, LIVE, LinkDown, link_down)
 
 
-@taken_out
+@mistake
 def part_numbers_are_used_again(patch: Patch) -> None:
     """R10: a WRITE that is ordered anew has the number of the one that failed."""
     real = producer_pieces.order
@@ -371,7 +382,7 @@ def part_numbers_are_used_again(patch: Patch) -> None:
     patch.set(producer_pieces, "order", order)
 
 
-@taken_out
+@mistake
 def what_was_ordered_is_kept_for_the_next_attempt(patch: Patch) -> None:
     """R10: a new attempt finds the tokens of an older one ordered already."""
     real = producer_pieces.end_attempt
@@ -384,7 +395,7 @@ def what_was_ordered_is_kept_for_the_next_attempt(patch: Patch) -> None:
         patch.set(module, "end_attempt", end_attempt)
 
 
-@taken_out
+@mistake
 def abort_without_a_drain(patch: Patch) -> None:
     """R8: an aborted request gives its source back at once."""
 
@@ -396,7 +407,7 @@ def abort_without_a_drain(patch: Patch) -> None:
     swap(patch, PRODUCER, SERVING, PrefillAborted, aborted)
 
 
-@taken_out
+@mistake
 def failed_parts_are_owed(patch: Patch) -> None:
     """R8: a part that failed is named among those that are done."""
     real = producer_actions.write_failed
@@ -410,13 +421,13 @@ def failed_parts_are_owed(patch: Patch) -> None:
     swap(patch, PRODUCER, [*SERVING, DRAINING], WriteFailed, write_failed)
 
 
-@taken_out
+@mistake
 def exposure_is_not_counted(patch: Patch) -> None:
     """I4: blocks that may be written are not counted as exposed."""
     patch.set(receiving, "block_count", lambda blocks: 0)
 
 
-@taken_out
+@mistake
 def the_source_is_free_when_registered_ranks_are(patch: Patch) -> None:
     """R12: the producer knows only the consumer ranks that have registered so far."""
     real = Sending._register
@@ -430,7 +441,7 @@ def the_source_is_free_when_registered_ranks_are(patch: Patch) -> None:
     patch.set(sending.Sending, "_register", register)
 
 
-@taken_out
+@mistake
 def no_producer_rank(patch: Patch) -> None:
     """R9: a message is taken for the first producer rank, whichever sent it."""
 
@@ -446,7 +457,7 @@ def no_producer_rank(patch: Patch) -> None:
     patch.set(Receiving, "message", message)
 
 
-@taken_out
+@mistake
 def an_older_incarnation_is_served(patch: Patch) -> None:
     """R9: a registration is answered over whatever link its consumer has now."""
     real = producer_actions.register
