@@ -81,14 +81,14 @@ def demo(
     try:
         with progress:
             report = _run(engine, dispatch, logs, progress)
+        report.show(console)
+        if json is not None:
+            report.write_json(json)
     except PushKVError as error:
         Console(stderr=True).print(f"[bold red]pushkv demo:[/] {error}", highlight=False)
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    report.show(console)
-    if json is not None:
-        report.write_json(json)
     if report.problems:
         raise typer.Exit(1)
 

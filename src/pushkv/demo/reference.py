@@ -44,7 +44,6 @@ RESULT_S = 60.0
 
 def _serve(pipe: Connection, name: str, transport: str, trace: Path | None) -> None:
     """The child's life: one cache, one runtime, one engine, until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
     os.environ.setdefault("UCX_LOG_LEVEL", "warn")  # more would run into the progress bars
     cache = ReferenceCache(block_count=BLOCK_COUNT)
     config = RuntimeConfig(EngineId(name), cache.layout, trace_path=trace)
@@ -81,7 +80,13 @@ class ReferenceProcess:
         self._process = context.Process(
             target=_serve, args=(theirs, name, transport, trace), name=name, daemon=True
         )
-        self._process.start()
+        # A Ctrl-C between the child's birth and its orders would leave it with a traceback; it
+        # inherits the mask, and does not need to hear of Ctrl-C: the parent ends it.
+        unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, unmasked)
         theirs.close()
         self._name = name
         self._results: dict[TransferId, Future[Generation]] = {}
@@ -155,17 +160,16 @@ def run_reference_demo(dispatch: str, progress: Progress) -> DemoReport:
     with tempfile.TemporaryDirectory(prefix="pushkv-demo-") as directory:
         traces = Path(directory, "prefill.ndjson"), Path(directory, "decode.ndjson")
         starting = progress.add_task("starting two engines", total=None)
-        prefill = ReferenceProcess("prefill", trace=traces[0])
-        decode = ReferenceProcess("decode", trace=traces[1])
-        try:
+        with contextlib.ExitStack() as engines:
+            prefill = ReferenceProcess("prefill", trace=traces[0])
+            engines.callback(prefill.stop)
+            decode = ReferenceProcess("decode", trace=traces[1])
+            engines.callback(decode.stop)
             address = prefill.wait_ready()
             decode.wait_ready()
             progress.update(starting, total=1, completed=1)
             _push(report, prefill, decode, address, progress)
             _canary(report, prefill, decode, address, traces[0])
-        finally:
-            prefill.stop()
-            decode.stop()
         report.check_traces(traces)
         timelines = read_timelines(*traces)
         cache = read_cache(traces[0])
