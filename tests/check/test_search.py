@@ -28,6 +28,8 @@ from pushkv.core.request import REQUEST
 ROOT = Path(__file__).parents[2]
 QUICK: dict[str, tuple[int, int]] = {
     "delivers-in-time": (257, 442),
+    "delivers-weak": (1_114, 2_906),
+    "ends-aborted": (13_248, 60_433),
     "weak-deaths": (1_654, 5_524),
     "unbounded-deaths": (1_777, 5_939),
     "streaming-faults": (1_780, 4_921),
