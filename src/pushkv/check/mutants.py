@@ -2,8 +2,9 @@
 
 A mutant is a row that is ignored, a row that ends in another status, or a rule not in force. It is
 killed by the first property that breaks in a configuration, "sometimes" included: every row that
-the configuration reaches is reached. Where none breaks and every configuration has exactly the
-states it had before, by a digest over all of them, the mutant is equivalent. What is left survives.
+the configuration reaches is reached. Where none breaks, every configuration has exactly the states,
+by a digest over all of them, and as many edges as before, and some configuration gets there at all,
+the mutant is equivalent within these bounds. What is left survives.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ class Fate:
     Attributes:
         by: The property that broke; "" where none did.
         story: The shortest way there.
-        equivalent: No property broke, and every configuration has the states it had.
+        equivalent: No property broke, and every configuration has the states and edges it had; not
+            so where the row was never reached.
     """
 
     name: str
@@ -146,10 +148,11 @@ def try_one(mutant: Mutant, baseline: Sequence[tuple[Configuration, Report]]) ->
         fate = _hunt(mutant, fate, {each.name for each in STANDARD} - {MISSED_IN[mutant.name]})
         if fate.by:
             return fate
-    same = True
+    same, fired = True, False
     for configuration, before in sorted(baseline, key=lambda each: each[1].states):
         if mutant.fires and not before.rows.intersection(mutant.fires):
             continue
+        fired = True
         limits = Limits(states=4 * before.states + 10_000)
         name = configuration.name
         try:
@@ -163,10 +166,12 @@ def try_one(mutant: Mutant, baseline: Sequence[tuple[Configuration, Report]]) ->
         if report.complete and missed:
             by = f"sometimes {missed[0][1]}"
             return evolve(fate, configuration=name, by=by, story=f"{by}: never reached")
-        same = same and report.complete and report.fingerprint == before.fingerprint
+        found = report.complete, report.fingerprint, report.edges
+        same = same and found == (before.complete, before.fingerprint, before.edges)
+    fate = evolve(fate, equivalent=same and fired)
     if mutant.rule == "row":
-        return evolve(fate, equivalent=same)
-    return _hunt(mutant, evolve(fate, equivalent=same), {each.name for each, _ in baseline})
+        return fate
+    return _hunt(mutant, fate, {each.name for each, _ in baseline})
 
 
 def _hunt(mutant: Mutant, fate: Fate, known: set[str]) -> Fate:
