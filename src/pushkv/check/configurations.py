@@ -1,199 +1,88 @@
-"""What is searched, as data: who is there, what they want, what may go wrong and how often."""
+"""What is searched, as data: the standard configurations, and those made from them."""
 
 from __future__ import annotations
 
-from attrs import evolve, frozen
+from attrs import evolve
 
-from pushkv.core.capabilities import Capabilities
 from pushkv.core.ids import Duration
-from pushkv.core.policy import Policy
+
+from .bounds import (
+    DRIFTING,
+    FAULTS,
+    POLICY,
+    RETRYING,
+    STILL,
+    STRONG,
+    STRONG_UNBOUNDED,
+    WEAK,
+    WEAK_UNBOUNDED,
+    Configuration,
+    Transfer,
+    budgets_of,
+)
 
 __all__ = ["DEEP", "FAULTS", "MUTATION", "STANDARD", "Configuration", "Transfer", "by_name"]
-
-FAULTS = (
-    "cancel",
-    "take_back",
-    "abort",
-    "preempt",
-    "lose",
-    "impatience",
-    "resend",
-    "repeat",
-    "refusal",
-    "write_failure",
-    "unknown_outcome",
-    "arrival_loss",
-    "arrival_repeat",
-    "crash_consumer",
-    "crash_producer",
-)
-"""What may go wrong, each as often as a configuration's budget says.
-
-`impatience` is any deadline that ends an attempt, a registration, a hold or a link. `repeat` is a
-message that comes twice, `refusal` a WRITE whose poster finds that the permit does not last.
-"""
-
-UNIT = Duration(1)
-STRONG = Capabilities("strong", done_means_visible=True, write_bound=UNIT)
-STRONG_UNBOUNDED = Capabilities("strong, no bound", done_means_visible=True)
-WEAK = Capabilities("weak", done_means_visible=False, write_bound=UNIT)
-WEAK_UNBOUNDED = Capabilities("weak, no bound", done_means_visible=False)
-POLICY = Policy(
-    lease=Duration(2),
-    drift_ppm=0,
-    resend=UNIT,
-    query=UNIT,
-    waiting=Duration(2),
-    settle=UNIT,
-    expected=UNIT,
-    hold=UNIT,
-    transfer=Duration(2),
-    write_retries=0,
-    write_backoff=UNIT,
-    attempts=1,
-    retry_backoff=UNIT,
-    connect=Duration(2),
-    connect_backoff=UNIT,
-)
-
-
-@frozen
-class Transfer:
-    """One request that is prefilled at `producer` and decoded at one of `consumers`.
-
-    Attributes:
-        consumers: Engines that may offer blocks for it, each a few times.
-        tokens: Prompt tokens; a token fills one block.
-        chunks: After how many tokens prefill reports; the last is the whole prompt.
-        offers: How often each consumer may offer.
-    """
-
-    name: str = "a"
-    consumers: tuple[str, ...] = ("d",)
-    producer: str = "p"
-    tokens: int = 1
-    start: int = 0
-    chunks: tuple[int, ...] = (1,)
-    offers: int = 1
-
-
-@frozen
-class Configuration:
-    """One bounded world.
-
-    Attributes:
-        purpose: What it is there to find.
-        consumers: Worker processes (engine, rank) that decode.
-        producers: Worker processes (engine, rank) that prefill.
-        blocks: Destination blocks of each consumer.
-        budgets: How often each fault may strike; those not named never do.
-        connections: How many links each pair of workers may have, one after the other.
-        rates: By how much the consumers' and the producers' clocks go on in one step of
-            time; (0, 0) lets it stand still, and every permit with it.
-        prelude: What has happened already, as (kind of move, worker); after each, messages are
-            delivered until none is left.
-        proofs: Whether the death of a writer, and its silence, may be proven (R14).
-        prompt: Whether time passes only when no message is on its way.
-        free: Faults that have no budget, and come in the end where they may.
-        eventually: What must come about in the end; see `liveness`. "" for nothing.
-    """
-
-    name: str
-    purpose: str
-    consumers: tuple[tuple[str, int], ...] = (("d", 0),)
-    producers: tuple[tuple[str, int], ...] = (("p", 0),)
-    transfers: tuple[Transfer, ...] = (Transfer(),)
-    capabilities: Capabilities = STRONG
-    policy: Policy = POLICY
-    blocks: int = 1
-    budgets: tuple[tuple[str, int], ...] = ()
-    connections: int = 2
-    rates: tuple[int, int] = (1, 1)
-    prelude: tuple[tuple[str, int], ...] = ()
-    proofs: bool = False
-    prompt: bool = False
-    free: tuple[str, ...] = ()
-    eventually: str = ""
-
-    def budget(self, fault: str) -> int:
-        """How often `fault` may strike."""
-        return dict(self.budgets).get(fault, 0)
-
-
-RETRYING = evolve(POLICY, attempts=2)
-DRIFT_PPM = 99_999
-DRIFTING = evolve(POLICY, lease=Duration(11_000), drift_ppm=DRIFT_PPM)
-"""Under the worst drift the permit lasts for five steps of the producer, the fence for six of the
-consumer."""
-
-
-STILL = (0, 0)
-
-
-def _budgets(**budgets: int) -> tuple[tuple[str, int], ...]:
-    return tuple(budgets.items())
-
 
 STANDARD: tuple[Configuration, ...] = (
     Configuration(
         "cancel",
         "a request is given up while its link is lost",
-        budgets=_budgets(cancel=1, lose=1, refusal=1),
+        budgets=budgets_of(cancel=1, lose=1, refusal=1),
     ),
     Configuration(
         "patience",
         "every deadline may come first",
-        budgets=_budgets(impatience=1, resend=1),
+        budgets=budgets_of(impatience=1, resend=1),
     ),
     Configuration(
         "repeated",
         "messages come twice",
-        budgets=_budgets(repeat=1, cancel=1, resend=1),
+        budgets=budgets_of(repeat=1, cancel=1, resend=1),
         connections=1,
         rates=STILL,
     ),
     Configuration(
         "abort",
         "the producer gives a request up, with a WRITE in flight or before",
-        budgets=_budgets(abort=1, cancel=1, refusal=1),
+        budgets=budgets_of(abort=1, cancel=1, refusal=1),
     ),
     Configuration(
         "pool",
         "two transfers want the same block",
         transfers=(Transfer("a"), Transfer("b")),
-        budgets=_budgets(cancel=1),
+        budgets=budgets_of(cancel=1),
     ),
     Configuration(
         "retry",
         "an attempt fails and another is made into the same block",
         transfers=(Transfer(offers=2),),
         policy=RETRYING,
-        budgets=_budgets(write_failure=1, cancel=1),
+        budgets=budgets_of(write_failure=1, cancel=1),
     ),
     Configuration(
         "relink",
         "a link is lost, and a new attempt made over the next one",
         transfers=(Transfer(offers=2),),
         policy=RETRYING,
-        budgets=_budgets(lose=1),
+        budgets=budgets_of(lose=1),
     ),
     Configuration(
         "unknown",
         "nobody can say what became of a WRITE",
-        budgets=_budgets(unknown_outcome=1, cancel=1, lose=1),
+        budgets=budgets_of(unknown_outcome=1, cancel=1, lose=1),
     ),
     Configuration(
         "taken-back",
         "the consumer's engine takes the blocks back and admits the request again",
         transfers=(Transfer(offers=2),),
-        budgets=_budgets(take_back=1, cancel=1),
+        budgets=budgets_of(take_back=1, cancel=1),
     ),
     Configuration(
         "two-decoders",
         "two decoders want the same transfer, one after the other has failed, or at once",
         consumers=(("d", 0), ("e", 0)),
         transfers=(Transfer(consumers=("d", "e")),),
-        budgets=_budgets(cancel=1, lose=1),
+        budgets=budgets_of(cancel=1, lose=1),
         prelude=(("arrive", 2),),
         rates=STILL,
     ),
@@ -201,7 +90,7 @@ STANDARD: tuple[Configuration, ...] = (
         "two-writers",
         "two producer ranks write into one consumer rank",
         producers=(("p", 0), ("p", 1)),
-        budgets=_budgets(cancel=1, write_failure=1),
+        budgets=budgets_of(cancel=1, write_failure=1),
         connections=1,
         rates=STILL,
     ),
@@ -209,7 +98,7 @@ STANDARD: tuple[Configuration, ...] = (
         "two-writers-lost",
         "two producer ranks, and one of the links is lost",
         producers=(("p", 0), ("p", 1)),
-        budgets=_budgets(lose=1),
+        budgets=budgets_of(lose=1),
         prelude=(("arrive", 1), ("arrive", 2), ("offer", 0)),
         rates=STILL,
     ),
@@ -217,7 +106,7 @@ STANDARD: tuple[Configuration, ...] = (
         "two-readers",
         "one producer rank serves two consumer ranks",
         consumers=(("d", 0), ("d", 1)),
-        budgets=_budgets(cancel=1, write_failure=1, lose=1),
+        budgets=budgets_of(cancel=1, write_failure=1, lose=1),
         prelude=(("arrive", 2),),
         connections=1,
         rates=STILL,
@@ -228,7 +117,7 @@ STANDARD: tuple[Configuration, ...] = (
         transfers=(Transfer(tokens=2, chunks=(1, 2)),),
         blocks=2,
         policy=evolve(POLICY, write_retries=1),
-        budgets=_budgets(preempt=1, write_failure=1, cancel=1),
+        budgets=budgets_of(preempt=1, write_failure=1, cancel=1),
         connections=1,
         rates=STILL,
     ),
@@ -238,7 +127,7 @@ STANDARD: tuple[Configuration, ...] = (
         transfers=(Transfer(tokens=2, chunks=(1, 2), offers=2),),
         blocks=2,
         policy=RETRYING,
-        budgets=_budgets(lose=1, abort=1),
+        budgets=budgets_of(lose=1, abort=1),
         prelude=(("arrive", 1), ("offer", 0)),
         rates=STILL,
     ),
@@ -247,7 +136,7 @@ STANDARD: tuple[Configuration, ...] = (
         "two parts, and the permit ends in between",
         transfers=(Transfer(tokens=2, chunks=(1, 2)),),
         blocks=2,
-        budgets=_budgets(refusal=1, preempt=1),
+        budgets=budgets_of(refusal=1, preempt=1),
         prelude=(("arrive", 1), ("offer", 0)),
         connections=1,
     ),
@@ -256,7 +145,7 @@ STANDARD: tuple[Configuration, ...] = (
         "two parts, and prefill is preempted, given up or cut off in between",
         transfers=(Transfer(tokens=2, chunks=(1, 2)),),
         blocks=2,
-        budgets=_budgets(preempt=1, lose=1, abort=1, resend=1),
+        budgets=budgets_of(preempt=1, lose=1, abort=1, resend=1),
         prelude=(("arrive", 1), ("offer", 0)),
         connections=1,
         rates=STILL,
@@ -267,7 +156,7 @@ STANDARD: tuple[Configuration, ...] = (
         transfers=(Transfer(tokens=2, chunks=(1, 2)),),
         blocks=2,
         policy=evolve(POLICY, write_retries=2),
-        budgets=_budgets(write_failure=2, unknown_outcome=1, lose=1, abort=1, resend=1),
+        budgets=budgets_of(write_failure=2, unknown_outcome=1, lose=1, abort=1, resend=1),
         prelude=(("arrive", 1), ("offer", 0)),
         connections=1,
         rates=STILL,
@@ -277,7 +166,7 @@ STANDARD: tuple[Configuration, ...] = (
         "a transfer is offered while the link of another is suspected",
         transfers=(Transfer("a"), Transfer("b")),
         blocks=2,
-        budgets=_budgets(impatience=1),
+        budgets=budgets_of(impatience=1),
         prelude=(("arrive", 1), ("offer", 0)),
         rates=STILL,
     ),
@@ -287,7 +176,7 @@ STANDARD: tuple[Configuration, ...] = (
         transfers=(Transfer(tokens=2, chunks=(2,)),),
         blocks=2,
         policy=evolve(POLICY, write_retries=1),
-        budgets=_budgets(write_failure=2, unknown_outcome=1, cancel=1),
+        budgets=budgets_of(write_failure=2, unknown_outcome=1, cancel=1),
         prelude=(("arrive", 1), ("offer", 0)),
         connections=1,
     ),
@@ -295,33 +184,33 @@ STANDARD: tuple[Configuration, ...] = (
         "nothing-to-send",
         "all of the prompt is cached at the consumer",
         transfers=(Transfer(start=1),),
-        budgets=_budgets(cancel=1, lose=1),
+        budgets=budgets_of(cancel=1, lose=1),
     ),
     Configuration(
         "weak",
         "done does not mean visible; arrivals are lost and come twice",
         capabilities=WEAK,
-        budgets=_budgets(cancel=1, arrival_loss=1, arrival_repeat=1),
+        budgets=budgets_of(cancel=1, arrival_loss=1, arrival_repeat=1),
     ),
     Configuration(
         "weak-lost",
         "done does not mean visible, and the link is lost",
         capabilities=WEAK,
-        budgets=_budgets(lose=1, impatience=1),
+        budgets=budgets_of(lose=1, impatience=1),
         prelude=(("arrive", 1), ("offer", 0)),
     ),
     Configuration(
         "unbounded",
         "nobody knows how long a WRITE may take; only a proof frees",
         capabilities=STRONG_UNBOUNDED,
-        budgets=_budgets(lose=1, unknown_outcome=1, cancel=1),
+        budgets=budgets_of(lose=1, unknown_outcome=1, cancel=1),
         proofs=True,
     ),
     Configuration(
         "unbounded-deaths",
         "nobody knows how long a WRITE may take, and either end dies",
         capabilities=STRONG_UNBOUNDED,
-        budgets=_budgets(crash_producer=1, crash_consumer=1, unknown_outcome=1),
+        budgets=budgets_of(crash_producer=1, crash_consumer=1, unknown_outcome=1),
         proofs=True,
         rates=STILL,
     ),
@@ -329,7 +218,7 @@ STANDARD: tuple[Configuration, ...] = (
         "weak-unbounded",
         "neither bound nor visibility",
         capabilities=WEAK_UNBOUNDED,
-        budgets=_budgets(lose=1, cancel=1, arrival_loss=1, impatience=1),
+        budgets=budgets_of(lose=1, cancel=1, arrival_loss=1, impatience=1),
         proofs=True,
         rates=STILL,
     ),
@@ -337,7 +226,7 @@ STANDARD: tuple[Configuration, ...] = (
         "weak-deaths",
         "neither bound nor visibility, and the writer dies",
         capabilities=WEAK_UNBOUNDED,
-        budgets=_budgets(crash_producer=1, cancel=1, unknown_outcome=1),
+        budgets=budgets_of(crash_producer=1, cancel=1, unknown_outcome=1),
         proofs=True,
         prelude=(("arrive", 1), ("offer", 0)),
         rates=STILL,
@@ -348,7 +237,7 @@ STANDARD: tuple[Configuration, ...] = (
         policy=DRIFTING,
         capabilities=evolve(STRONG, write_bound=Duration(1_800)),
         rates=(2_199, 1_800),
-        budgets=_budgets(lose=1),
+        budgets=budgets_of(lose=1),
     ),
     Configuration(
         "drift-weak",
@@ -356,20 +245,20 @@ STANDARD: tuple[Configuration, ...] = (
         policy=DRIFTING,
         capabilities=evolve(WEAK, write_bound=Duration(1_800)),
         rates=(2_199, 1_800),
-        budgets=_budgets(cancel=1),
+        budgets=budgets_of(cancel=1),
         connections=1,
     ),
     Configuration(
         "consumer-restart",
         "the consumer dies and begins again on the same addresses",
         transfers=(Transfer(offers=2),),
-        budgets=_budgets(crash_consumer=1),
+        budgets=budgets_of(crash_consumer=1),
     ),
     Configuration(
         "producer-restart",
         "the producer dies with WRITEs in flight and begins again",
         transfers=(Transfer(offers=2),),
-        budgets=_budgets(crash_producer=1),
+        budgets=budgets_of(crash_producer=1),
     ),
     Configuration(
         "delivers",
@@ -384,7 +273,7 @@ STANDARD: tuple[Configuration, ...] = (
         "delivers-in-time",
         "the same while permits end and are asked for again",
         capabilities=STRONG_UNBOUNDED,
-        budgets=_budgets(refusal=1),
+        budgets=budgets_of(refusal=1),
         prompt=True,
         eventually="delivers",
     ),
@@ -404,7 +293,7 @@ STANDARD: tuple[Configuration, ...] = (
         transfers=(Transfer(tokens=2, chunks=(1, 2)),),
         blocks=2,
         capabilities=STRONG_UNBOUNDED,
-        budgets=_budgets(abort=1, preempt=1),
+        budgets=budgets_of(abort=1, preempt=1),
         prelude=(("arrive", 1), ("offer", 0)),
         connections=1,
         rates=STILL,
@@ -418,7 +307,7 @@ STANDARD: tuple[Configuration, ...] = (
         transfers=(Transfer(offers=2),),
         policy=RETRYING,
         capabilities=STRONG_UNBOUNDED,
-        budgets=_budgets(write_failure=1, cancel=1),
+        budgets=budgets_of(write_failure=1, cancel=1),
         prelude=(("arrive", 1), ("offer", 0)),
         connections=1,
         rates=STILL,
@@ -430,7 +319,7 @@ STANDARD: tuple[Configuration, ...] = (
         "ends-with-the-writer",
         "the writer dies, and once that is proven everything is given back",
         capabilities=WEAK_UNBOUNDED,
-        budgets=_budgets(crash_producer=1, cancel=1),
+        budgets=budgets_of(crash_producer=1, cancel=1),
         prelude=(("arrive", 1), ("offer", 0)),
         rates=STILL,
         proofs=True,
@@ -440,7 +329,7 @@ STANDARD: tuple[Configuration, ...] = (
     Configuration(
         "ends",
         "a WRITE fails, whoever likes loses patience, and yet everything is given back",
-        budgets=_budgets(write_failure=1),
+        budgets=budgets_of(write_failure=1),
         connections=1,
         prelude=(("arrive", 1), ("offer", 0)),
         free=("impatience",),
@@ -449,7 +338,7 @@ STANDARD: tuple[Configuration, ...] = (
     Configuration(
         "ends-in-time",
         "a lost link and an unknown WRITE end with the fence and the bound",
-        budgets=_budgets(lose=1),
+        budgets=budgets_of(lose=1),
         connections=1,
         free=("impatience",),
         prelude=(("arrive", 1), ("offer", 0)),
@@ -459,7 +348,7 @@ STANDARD: tuple[Configuration, ...] = (
         "ends-weak",
         "arrivals are lost, and what waited for them ends",
         capabilities=WEAK,
-        budgets=_budgets(arrival_loss=1),
+        budgets=budgets_of(arrival_loss=1),
         connections=1,
         free=("impatience",),
         prelude=(("arrive", 1), ("offer", 0)),
