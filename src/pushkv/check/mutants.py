@@ -9,9 +9,8 @@ the mutant is equivalent within these bounds. What is left survives.
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any
@@ -24,6 +23,7 @@ from pushkv.core.table import Row, Rules, Table, replace
 from .configurations import STANDARD, Configuration
 from .coverage import TABLES
 from .patch import Patch
+from .pool import workers
 from .runner import Limits, Report, check_one
 from .taken_out import MISSED_IN, MISTAKES, TAKEN_OUT, rule_of
 
@@ -202,8 +202,7 @@ def run(
     done: Callable[[Fate], None] | None = None,
 ) -> list[Fate]:
     """Try the named mutants, `jobs` at a time; `done` hears of each. Blocks until all are tried."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context) as pool:
+    with workers(jobs) as pool:
         before = list(pool.map(_baseline, configurations))
         baseline = tuple(zip(configurations, before, strict=True))
         trials = [pool.submit(_try, name, baseline) for name in names]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import queue
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from multiprocessing.queues import Queue
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from attrs import frozen
 
 from .configurations import Configuration
 from .moves import Move
+from .pool import CONTEXT, workers
 from .search import Found, Progress, Violation, search
 from .story import mermaid, story
 
@@ -139,9 +139,8 @@ def check(
     there. Blocks until all are searched. `news` is called a few times per second for each, `done`
     once. Returns the reports in the order of `configurations`.
     """
-    context = multiprocessing.get_context("spawn")
-    channel: Queue[tuple[str, Progress]] = context.Queue()
-    with ProcessPoolExecutor(jobs, context, initializer=_begin, initargs=(channel,)) as pool:
+    channel: Queue[tuple[str, Progress]] = CONTEXT.Queue()
+    with workers(jobs, _begin, (channel,)) as pool:
         futures = [pool.submit(_work, each, limits, checkpoints) for each in configurations]
         left: set[Future[Report]] = set(futures)
         while left:
