@@ -10,7 +10,7 @@ import pytest
 from tests.router.router import router_server
 
 from pushkv.demo.engines import vllm_server
-from pushkv.demo.supervise import Server, ServerSpec, run_servers
+from pushkv.demo.supervise import Server, ServerSpec, free_ports, run_servers
 from pushkv.demo.tiny_model import make_prompt, write_tiny_model
 from pushkv.observe.timeline import read_timelines
 
@@ -21,7 +21,9 @@ OUTPUT_TOKENS = 12
 BLOCK_TOKENS = 128
 
 
-def engine(name: str, role: str, core: int, model: Path, trace: Path, push: bool) -> ServerSpec:
+def engine(
+    name: str, role: str, core: int, model: Path, trace: Path, push: bool, port: int
+) -> ServerSpec:
     """A vLLM server with the connector."""
     extra = {"trace_path": str(trace), "advertise_push": push}
     config = {
@@ -30,7 +32,7 @@ def engine(name: str, role: str, core: int, model: Path, trace: Path, push: bool
         "engine_id": name,
         "kv_connector_extra_config": extra,
     }
-    return vllm_server(name, model, core, config)
+    return vllm_server(name, model, core, config, port=port)
 
 
 async def complete(client: httpx.AsyncClient, server: Server, index: int, n: int = 1) -> list[str]:
@@ -64,15 +66,12 @@ async def test_the_published_router_fronts_pushkv_unchanged(mode: str, tmp_path:
     """Right tokens in both modes; early registrations in push mode alone, `n > 1` included."""
     model = write_tiny_model(tmp_path / "model")
     traces = tmp_path / "prefill.ndjson", tmp_path / "decode.ndjson"
-    prefill = engine("prefill", "kv_producer", 0, model, traces[0], push=mode == "push")
-    decode = engine("decode", "kv_consumer", 1, model, traces[1], push=False)
+    ports = free_ports(3)
+    prefill = engine("prefill", "kv_producer", 0, model, traces[0], mode == "push", ports[0])
+    decode = engine("decode", "kv_consumer", 1, model, traces[1], False, ports[1])
     urls = [f"http://127.0.0.1:{spec.port}" for spec in (prefill, decode)]
-    specs = [
-        vllm_server("alone", model, core=0),
-        prefill,
-        decode,
-        router_server(urls[:1], urls[1:]),
-    ]
+    router = router_server(urls[:1], urls[1:])
+    specs = [vllm_server("alone", model, core=0, port=ports[2]), prefill, decode, router]
     async with (
         run_servers(specs, tmp_path) as servers,
         httpx.AsyncClient(timeout=120, trust_env=False) as client,
