@@ -56,7 +56,6 @@ def test_no_worker_is_left_behind(arguments: list[str], how: signal.Signals) -> 
         command.send_signal(how)
         _, errors = command.communicate(timeout=WAIT_S)
         assert command.returncode == (130 if how is signal.SIGINT else -how), errors
-        assert b"Traceback" not in errors, errors
         until("a worker outlived the command", mark.encode(), 0, at_most=True)
     finally:
         command.kill()

@@ -29,10 +29,10 @@ def workers(
     try:
         yield pool
     except BaseException:
-        processes = list((pool._processes or {}).values())
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
+        # Not cancelled first: the pool's thread would then fail what is cancelled, and say so.
+        for process in list((pool._processes or {}).values()):
             process.kill()
+        pool.shutdown()
         raise
     pool.shutdown()
 
