@@ -20,7 +20,7 @@ FAULT = Move("lose", cost="lose")
 
 def graph(*edges: tuple[int, Move, int]) -> Graph:
     made = Graph()
-    for source, move, target in edges:
+    for source, move, target in sorted(edges, key=lambda edge: edge[0]):
         made.add(source, move, target)
     return made
 

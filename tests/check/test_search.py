@@ -15,12 +15,16 @@ from pushkv.check.configurations import DEEP, STANDARD, by_name
 from pushkv.check.coverage import TABLES, rows_that_act, unreached
 from pushkv.check.handlers import HANDLERS
 from pushkv.check.moves import KINDS
+from pushkv.check.patch import Patch
 from pushkv.check.runner import Limits, check, check_one
 from pushkv.check.search import Progress, search
 from pushkv.check.snapshot import freeze, thaw
+from pushkv.check.taken_out import swap
 from pushkv.check.world import World
+from pushkv.core.consumer import QUARANTINED
 from pushkv.core.consumer_table import CONSUMER
 from pushkv.core.errors import ConfigurationError
+from pushkv.core.events import Proven
 from pushkv.core.link import LINK
 from pushkv.core.producer_table import PRODUCER
 from pushkv.core.request import REQUEST
@@ -158,13 +162,14 @@ def test_configurations_have_one_name_each() -> None:
     assert {each.name for each in DEEP} <= set(names)
 
 
-def test_a_search_that_was_put_down_is_taken_up(tmp_path: Path) -> None:
-    configuration = by_name("producer-restart")
+@pytest.mark.parametrize("name", ["streaming", "ends-aborted"])
+def test_a_search_that_was_put_down_is_taken_up(name: str, tmp_path: Path) -> None:
+    configuration = by_name(name)
     path = tmp_path / "search"
     at_once = check_one(configuration, fingerprint=True)
     seen = 0
-    for limit in (3_000, 12_000):
-        rest = search(configuration, states_most=limit, checkpoint=path)
+    for limit in (3_000, 7_000):
+        rest = search(configuration, limits=Limits(states=limit), checkpoint=path)
         assert not rest.complete
         assert path.exists()
         assert rest.states > seen
@@ -181,8 +186,33 @@ def test_a_search_that_was_put_down_is_taken_up(tmp_path: Path) -> None:
     )
 
 
+def test_what_may_stay_away_for_ever_is_found_after_a_rest(tmp_path: Path) -> None:
+    """The edges seen before the rest count as well."""
+    configuration, path = by_name("ends-aborted"), tmp_path / "search"
+    patch = Patch()
+    swap(patch, CONSUMER, [QUARANTINED], Proven, None)
+    try:
+        at_once = search(configuration)
+        assert not search(configuration, limits=Limits(states=4_000), checkpoint=path).violations
+        rested = search(configuration, checkpoint=path)
+    finally:
+        patch.undo()
+    assert [each.broken for each in rested.violations] == [
+        each.broken for each in at_once.violations
+    ]
+    assert [each.moves for each in rested.violations] == [each.moves for each in at_once.violations]
+    assert rested.violations[0].broken[0][0] == "ends"
+
+
+def test_a_search_stops_when_it_holds_too_much() -> None:
+    stopped = search(by_name("retry"), limits=Limits(memory_mib=1))
+    assert not stopped.complete
+    assert stopped.states < 10_000
+    assert search(by_name("nothing-to-send"), limits=Limits(memory_mib=1 << 20)).complete
+
+
 def test_a_search_of_something_else_is_not_taken_up(tmp_path: Path) -> None:
     path = tmp_path / "search"
-    search(by_name("cancel"), states_most=1_000, checkpoint=path)
+    search(by_name("cancel"), limits=Limits(states=1_000), checkpoint=path)
     with pytest.raises(ConfigurationError, match="retry"):
         search(by_name("retry"), checkpoint=path)

@@ -8,6 +8,7 @@ is also made. `trap` looks for both in the part of the graph where the goal is n
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 
 from attrs import define, field, frozen
@@ -24,21 +25,47 @@ FAULT = -1
 
 @define
 class Graph:
-    """All edges of a search, by the number of the state they leave."""
+    """All edges of a search, by the number of the state they leave, in its order.
 
-    edges: list[list[tuple[int, int]]] = field(factory=list)
+    Attributes:
+        starts: By state, where its edges begin.
+        marks: The label of each edge.
+        targets: The state it leads to.
+        labels: The number of each label.
+    """
+
+    starts: array[int] = field(factory=lambda: array("q"))
+    marks: array[int] = field(factory=lambda: array("i"))
+    targets: array[int] = field(factory=lambda: array("i"))
     labels: dict[Label, int] = field(factory=dict)
 
     def add(self, source: int, move: Move, target: int) -> None:
-        """One edge."""
-        while len(self.edges) <= max(source, target):
-            self.edges.append([])
+        """One edge; those of a state come together, and after those of lower numbers."""
+        assert len(self.starts) <= source + 1, "states are looked at in order"
+        while len(self.starts) <= source:
+            self.starts.append(len(self.targets))
         label = FAULT
         if not move.cost or move.kind in ("fire", "refuse"):
             number = 0 if move.kind in ("post", "refuse", "write", "fire") else move.number
             name = (move.kind, move.at, number, move.name)
             label = self.labels.setdefault(name, len(self.labels))
-        self.edges[source].append((label, target))
+        self.marks.append(label)
+        self.targets.append(target)
+
+    def _span(self, state: int) -> tuple[int, int]:
+        starts, end = self.starts, len(self.targets)
+        first = starts[state] if state < len(starts) else end
+        return first, starts[state + 1] if state + 1 < len(starts) else end
+
+    def labels_of(self, state: int) -> array[int]:
+        """The labels of a state's edges."""
+        first, end = self._span(state)
+        return self.marks[first:end]
+
+    def targets_of(self, state: int) -> array[int]:
+        """Where a state's edges lead, in the order of `labels_of`."""
+        first, end = self._span(state)
+        return self.targets[first:end]
 
 
 @frozen
@@ -52,7 +79,7 @@ class Trap:
 def trap(graph: Graph, open_ended: set[int]) -> Trap | None:
     """A fair way never to leave `open_ended`, the states without the goal; None for none."""
     for state in sorted(open_ended):
-        if all(label == FAULT for label, _ in graph.edges[state]):
+        if all(label == FAULT for label in graph.labels_of(state)):
             return Trap(state, "nothing but a fault is possible any more")
     work = [open_ended]
     while work:
@@ -60,7 +87,9 @@ def trap(graph: Graph, open_ended: set[int]) -> Trap | None:
             inside: set[int] = set()
             possible: set[int] = set()
             for state in component:
-                for label, target in graph.edges[state]:
+                for label, target in zip(
+                    graph.labels_of(state), graph.targets_of(state), strict=True
+                ):
                     possible.add(label)
                     if target in component:
                         inside.add(label)
@@ -69,13 +98,7 @@ def trap(graph: Graph, open_ended: set[int]) -> Trap | None:
             missed = possible - inside - {FAULT}
             if not missed:
                 return Trap(min(component), f"{len(component)} states may go round for ever")
-            work.append(
-                {
-                    state
-                    for state in component
-                    if not any(label in missed for label, _ in graph.edges[state])
-                }
-            )
+            work.append({state for state in component if missed.isdisjoint(graph.labels_of(state))})
     return None
 
 
@@ -112,7 +135,7 @@ def components(graph: Graph, states: set[int]) -> Iterator[set[int]]:
 
 
 def _targets(graph: Graph, state: int, states: set[int]) -> Iterator[int]:
-    return (target for _, target in graph.edges[state] if target in states)
+    return (target for target in graph.targets_of(state) if target in states)
 
 
 def _unwound(stack: list[int], on_stack: set[int], last: int) -> set[int]:

@@ -13,20 +13,12 @@ from attrs import frozen
 from .configurations import Configuration
 from .moves import Move
 from .pool import CONTEXT, workers
-from .search import Found, Progress, Violation, search
+from .search import NO_LIMITS, Found, Limits, Progress, Violation, search
 from .story import mermaid, story
 
 __all__ = ["Limits", "News", "Report", "check", "check_one"]
 
 News = Callable[[str, Progress], None]
-
-
-@frozen
-class Limits:
-    """Where a search stops without having seen everything; 0 for no limit."""
-
-    states: int = 0
-    seconds: float = 0
 
 
 @frozen
@@ -67,7 +59,7 @@ class Report:
 
 def check_one(
     configuration: Configuration,
-    limits: Limits = Limits(),
+    limits: Limits = NO_LIMITS,
     progress: Callable[[Progress], None] | None = None,
     *,
     fingerprint: bool = False,
@@ -76,8 +68,7 @@ def check_one(
     """Search one configuration in this process."""
     found = search(
         configuration,
-        states_most=limits.states,
-        seconds_most=limits.seconds,
+        limits=limits,
         progress=progress,
         fingerprint=fingerprint,
         checkpoint=checkpoint,
@@ -128,7 +119,7 @@ def check(
     configurations: Sequence[Configuration],
     *,
     jobs: int = 2,
-    limits: Limits = Limits(),
+    limits: Limits = NO_LIMITS,
     checkpoints: Path | None = None,
     news: News | None = None,
     done: Callable[[Report], None] | None = None,

@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
-import pickle
+import resource
+import sys
 import time
-from array import array
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from attrs import define, field, frozen
+from attrs import frozen
 
-from pushkv.core.errors import ConfigurationError
-
+from .checkpoint import put_down, take_up
 from .configurations import Configuration
-from .liveness import GOALS, Graph, trap
+from .liveness import GOALS, trap
 from .moves import Move
-from .world import Broken, State, World
+from .run import Search, Violation, begin
+from .world import State, World
 
-__all__ = ["Found", "Progress", "Search", "Violation", "search"]
+__all__ = ["NO_LIMITS", "Found", "Limits", "Progress", "Violation", "search"]
 
 
 @frozen
-class Violation:
-    """A property that does not hold, and the shortest way there.
+class Limits:
+    """Where a search stops without having seen everything; 0 for no limit.
 
     Attributes:
-        broken: (property, detail) of each.
-        path: The states on the way, the first initial; the last move is made in the last of them.
-        moves: One for each state of the path.
+        states: States seen.
+        seconds: Time spent, since it was begun or taken up.
+        memory_mib: What the process has ever held, in MiB.
     """
 
-    broken: Broken
-    path: tuple[State, ...]
-    moves: tuple[Move, ...]
+    states: int = 0
+    seconds: float = 0
+    memory_mib: int = 0
+
+
+NO_LIMITS = Limits()
 
 
 @frozen
@@ -45,41 +48,6 @@ class Progress:
     frontier: int
     depth: int
     seconds: float
-
-
-@define
-class Search:
-    """A search that can be taken up again: what is known, and what is next.
-
-    Attributes:
-        index: The number of every state seen, in the order in which they were seen.
-        parents: By number, the state from which each was first reached; -1 for the initial one.
-        layer: The states at `depth`; those before `at` have been looked at.
-        following: States one move further, seen so far.
-        graph: All edges, where something must come about in the end.
-    """
-
-    world: World
-    index: dict[State, int]
-    parents: array[int]
-    layer: list[State]
-    at: int = 0
-    following: list[State] = field(factory=list)
-    depth: int = 0
-    edges: int = 0
-    looked: int = 0
-    violations: list[Violation] = field(factory=list)
-    graph: Graph | None = None
-
-    def path(self, at: int) -> tuple[State, ...]:
-        """The states from the initial one to that of number `at`."""
-        wanted: list[int] = []
-        while at >= 0:
-            wanted.append(at)
-            at = self.parents[at]
-        numbers = set(wanted)
-        known = {number: state for state, number in self.index.items() if number in numbers}
-        return tuple(known[number] for number in reversed(wanted))
 
 
 @frozen
@@ -103,21 +71,10 @@ class Found:
     fingerprint: int
 
 
-def begin(configuration: Configuration) -> Search:
-    """A search that has seen the initial state."""
-    world = World(configuration)
-    initial = world.initial()
-    run = Search(world, {initial: 0}, array("i", [-1]), [initial])
-    if configuration.eventually:
-        run.graph = Graph()
-    return run
-
-
 def search(
     configuration: Configuration,
     *,
-    states_most: int = 0,
-    seconds_most: float = 0,
+    limits: Limits = NO_LIMITS,
     progress: Callable[[Progress], None] | None = None,
     fingerprint: bool = False,
     checkpoint: Path | None = None,
@@ -128,8 +85,7 @@ def search(
 
     Args:
         configuration: What to search.
-        states_most: Stop after so many states; 0 for no limit.
-        seconds_most: Stop after so long; 0 for no limit.
+        limits: Where to stop before.
         progress: Called every few thousand states.
         fingerprint: Make a digest of all states, if the search is complete.
         checkpoint: Take up the search that was put down there, if any; put it down there when a
@@ -137,73 +93,93 @@ def search(
     """
     started = time.monotonic()
     run = begin(configuration) if checkpoint is None else take_up(configuration, checkpoint)
-    while run.layer and not run.violations:
-        if _layer(run, started, states_most, seconds_most, progress):
-            if checkpoint is not None:
-                put_down(run, checkpoint)
-            break
-    if checkpoint is not None and not run.layer:
+    stopped = _explore(run, started, limits, progress)
+    if checkpoint is not None and stopped:
+        put_down(run, checkpoint)
+    complete = not run.frontier and not run.violations
+    if checkpoint is not None and complete:
         checkpoint.unlink(missing_ok=True)
-    if run.graph is not None and not run.layer and not run.violations:
+    if run.graph is not None and complete:
         run.violations += _never_ending(run)
     return Found(
         configuration.name,
-        len(run.index),
+        len(run.states),
         run.edges,
         run.depth,
-        not run.layer,
+        complete,
         time.monotonic() - started,
         tuple(run.violations),
         frozenset(run.world.nodes.rows),
-        run.world.fingerprint(run.index) if fingerprint and not run.layer else 0,
+        run.world.fingerprint(run.states) if fingerprint and complete else 0,
     )
 
 
-def _layer(
+LOOK_EVERY = 2_000
+"""States between two looks at the limits."""
+
+
+def _explore(
     run: Search,
     started: float,
-    states_most: int,
-    seconds_most: float,
+    limits: Limits,
     progress: Callable[[Progress], None] | None,
 ) -> bool:
-    """Everything one move further. Returns whether a limit was reached."""
-    index, parents, world, following = run.index, run.parents, run.world, run.following
-    while run.at < len(run.layer):
-        state = run.layer[run.at]
-        mine = index[state]
-        for move, after, broken in world.successors(state):
-            run.edges += 1
-            if broken:
-                path = run.path(mine)
-                run.violations.append(Violation(broken, path, _moves(world, path, move)))
-                return False
-            if after not in index:
-                index[after] = len(parents)
-                parents.append(mine)
-                following.append(after)
-            if run.graph is not None:
-                run.graph.add(mine, move, index[after])
-        run.at += 1
+    """Look at one state after another. Returns whether a limit was reached."""
+    while run.looked < len(run.states):
+        if not _look(run):
+            return False
         run.looked += 1
-        if run.looked % 2000 == 0:
+        if run.looked == run.layer_end:
+            run.layer_end = len(run.states)
+            run.depth += 1
+        if run.looked % LOOK_EVERY == 0:
             spent = time.monotonic() - started
-            frontier = len(run.layer) - run.at + len(following)
             if progress is not None:
-                progress(Progress(len(index), run.edges, frontier, run.depth, spent))
-            enough = states_most and len(index) > states_most
-            if enough or (seconds_most and spent > seconds_most):
+                progress(Progress(len(run.states), run.edges, run.frontier, run.depth, spent))
+            if _enough(limits, len(run.states), spent):
                 return True
-    run.layer, run.at, run.following = following, 0, []
-    run.depth += 1
     return False
 
 
-def _moves(world: World, path: tuple[State, ...], last: Move | None) -> tuple[Move, ...]:
+def _enough(limits: Limits, states: int, seconds: float) -> bool:
+    return bool(
+        (limits.states and states > limits.states)
+        or (limits.seconds and seconds > limits.seconds)
+        or (limits.memory_mib and _held_mib() > limits.memory_mib)
+    )
+
+
+def _held_mib() -> int:
+    """The most memory this process has held, in MiB."""
+    unit = 1 << 20 if sys.platform == "darwin" else 1 << 10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // unit
+
+
+def _look(run: Search) -> bool:
+    """All that may follow the next state. Returns whether nothing is broken."""
+    index, states, world, graph, mine = run.index, run.states, run.world, run.graph, run.looked
+    for move, after, broken in world.successors(states[mine]):
+        run.edges += 1
+        if broken:
+            path = run.path(mine)
+            run.violations.append(Violation(broken, path, (*_moves(world, path), move)))
+            return False
+        number = index.get(after)
+        if number is None:
+            number = index[after] = len(states)
+            states.append(after)
+            run.parents.append(mine)
+        if graph is not None:
+            graph.add(mine, move, number)
+    return True
+
+
+def _moves(world: World, path: tuple[State, ...]) -> tuple[Move, ...]:
     """The moves along a path."""
-    found: list[Move] = []
-    for before, after in pairwise(path):
-        found.append(next(move for move, state, _ in world.successors(before) if state == after))
-    return tuple(found) if last is None else (*found, last)
+    return tuple(
+        next(move for move, state, _ in world.successors(before) if state == after)
+        for before, after in pairwise(path)
+    )
 
 
 def _never_ending(run: Search) -> list[Violation]:
@@ -211,76 +187,9 @@ def _never_ending(run: Search) -> list[Violation]:
     assert run.graph is not None, "only a search with a graph is asked"
     world = run.world
     wanted = GOALS[world.configuration.eventually]
-    open_ended = {number for state, number in run.index.items() if not wanted(world, state)}
+    open_ended = {number for number, state in enumerate(run.states) if not wanted(world, state)}
     stuck = trap(run.graph, open_ended)
     if stuck is None:
         return []
     path = run.path(stuck.state)
-    moves = _moves(world, path, None)
-    return [Violation((("ends", stuck.why),), path, moves)]
-
-
-# -- to be taken up later
-
-
-@frozen
-class _Checkpoint:
-    """A search at rest. Parts of the world are kept by number, as in the states."""
-
-    configuration: Configuration
-    parts: tuple[tuple[Hashable, ...], ...]
-    states: tuple[State, ...]
-    parents: array[int]
-    layer: tuple[int, ...]
-    following: tuple[int, ...]
-    depth: int
-    edges: int
-    looked: int
-    rows: frozenset[tuple[str, str]]
-
-
-def put_down(run: Search, path: Path) -> None:
-    """Write a search to `path`, whole or not at all. One with a graph is not kept."""
-    if run.graph is not None:
-        return
-    number = run.index
-    rest = _Checkpoint(
-        run.world.configuration,
-        tuple(tuple(parts) for parts in run.world.parts()),
-        tuple(run.index),
-        run.parents,
-        tuple(number[state] for state in run.layer[run.at :]),
-        tuple(number[state] for state in run.following),
-        run.depth,
-        run.edges,
-        run.looked,
-        frozenset(run.world.nodes.rows),
-    )
-    draft = path.with_suffix(".draft")
-    draft.write_bytes(pickle.dumps(rest))
-    draft.replace(path)
-
-
-def take_up(configuration: Configuration, path: Path) -> Search:
-    """The search at `path`, or a new one where there is none.
-
-    The file is a pickle: only one's own may be read.
-
-    Raises:
-        ConfigurationError: It is a search of something else.
-    """
-    run = begin(configuration)
-    if not path.exists():
-        return run
-    rest = pickle.loads(path.read_bytes())  # noqa: S301 - one's own, as the docstring says
-    if not isinstance(rest, _Checkpoint) or rest.configuration != configuration:
-        raise ConfigurationError("checkpoint", str(path), f"a search of {configuration.name}")
-    run.world.nodes.rows.update(rest.rows)
-    for parts, values in zip(run.world.parts(), rest.parts, strict=True):
-        parts.refill(values)
-    run.index = {state: number for number, state in enumerate(rest.states)}
-    run.parents = rest.parents
-    run.layer = [rest.states[number] for number in rest.layer]
-    run.following = [rest.states[number] for number in rest.following]
-    run.depth, run.edges, run.looked = rest.depth, rest.edges, rest.looked
-    return run
+    return [Violation((("ends", stuck.why),), path, _moves(world, path))]

@@ -17,8 +17,8 @@ from rich.table import Table
 
 from pushkv.check.configurations import DEEP, STANDARD, Configuration
 from pushkv.check.coverage import unreached
-from pushkv.check.runner import Limits, Report, check
-from pushkv.check.search import Progress
+from pushkv.check.runner import Report, check
+from pushkv.check.search import NO_LIMITS, Limits, Progress
 from pushkv.core.errors import ConfigurationError, PushKVError
 
 from .mutants import run_mutants
@@ -36,6 +36,13 @@ def check_command(
     seconds: Annotated[
         float, typer.Option(help="With --deep: for how long each configuration.", min=1)
     ] = 600,
+    states: Annotated[
+        int, typer.Option(help="With --deep: at most so many states of each; 0 for all.", min=0)
+    ] = 0,
+    memory_mib: Annotated[
+        int,
+        typer.Option(help="With --deep: most memory of each process; 0 for any.", min=0),
+    ] = 3_000,
     checkpoints: Annotated[
         Path | None,
         typer.Option(
@@ -68,7 +75,7 @@ def check_command(
             passed = run_check(
                 config or (),
                 deep=deep,
-                seconds=seconds,
+                limits=Limits(states, seconds, memory_mib) if deep else NO_LIMITS,
                 checkpoints=checkpoints,
                 jobs=jobs,
                 out=json,
@@ -86,7 +93,7 @@ def run_check(
     names: Sequence[str],
     *,
     deep: bool = False,
-    seconds: float = 0,
+    limits: Limits = NO_LIMITS,
     checkpoints: Path | None = None,
     jobs: int = 0,
     out: Path | None = None,
@@ -100,7 +107,6 @@ def run_check(
     """
     console = Console()
     chosen = _chosen(names, DEEP if deep else STANDARD)
-    limits = Limits(seconds=seconds) if deep else Limits()
     if checkpoints is not None:
         checkpoints.mkdir(parents=True, exist_ok=True)
     kept = checkpoints if deep else None
