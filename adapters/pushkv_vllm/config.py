@@ -15,7 +15,8 @@ from pushkv.core.policy import Policy
 __all__ = ["Options", "read_options"]
 
 _POLICY = {each.name: each.type in ("Duration", Duration) for each in fields(Policy)}
-_POLICY.pop("exposed_blocks")  # a share of the pool here, since users do not count blocks
+for _each in ("exposed_blocks", "pinned_blocks"):
+    _POLICY.pop(_each)  # shares of the pool here, since users do not count blocks
 POLICY_OPTIONS = {f"{name}_s" if timed else name: name for name, timed in _POLICY.items()}
 """Option name → field of `Policy`; durations are in seconds and end in ``_s``."""
 
@@ -40,6 +41,8 @@ class Options:
         advertise_push: Whether a prefill response says ``transfer_mode: "push"``, which makes
             routers that know the word dispatch both legs at once.
         exposed_share: The share of the block pool that may be registered or quarantined at once.
+        pinned_share: The share of it that finished prefills may pin; beyond, the oldest that no
+            decode engine has registered for is given up.
         trace_path: Where the runtime writes its trace; None for nowhere.
         stop_timeout_s: How long shutting down may wait for WRITEs that are under way.
         policy: Every duration and bound of the protocol.
@@ -55,6 +58,7 @@ class Options:
     weights_epoch: str = "0"
     advertise_push: bool = True
     exposed_share: float = 0.5
+    pinned_share: float = 0.5
     trace_path: Path | None = None
     stop_timeout_s: float = 5.0
     policy: Policy = field(factory=Policy)
@@ -62,6 +66,10 @@ class Options:
     def exposed_blocks(self, block_count: int) -> int:
         """The most blocks of a pool of `block_count` that may be registered or quarantined."""
         return max(1, int(block_count * self.exposed_share))
+
+    def pinned_blocks(self, block_count: int) -> int:
+        """The most blocks of a pool of `block_count` that finished prefills may pin."""
+        return max(1, int(block_count * self.pinned_share))
 
 
 def read_options(extra: Mapping[str, object]) -> Options:
@@ -139,6 +147,7 @@ _READERS: dict[str, Callable[[str, object], object]] = {
     "weights_epoch": _epoch,
     "advertise_push": _boolean,
     "exposed_share": lambda name, value: _number(name, value, least=0.01, most=1.0),
+    "pinned_share": lambda name, value: _number(name, value, least=0.01, most=1.0),
     "trace_path": lambda name, value: Path(_text(name, value)),
     "stop_timeout_s": lambda name, value: _number(name, value, least=0.0, most=3_600.0),
 }

@@ -66,7 +66,12 @@ class WorkerHalf:
 
         config, options = self._vllm_config, self.options
         layout = cache_layout(self._kv_cache_config, kv_caches)
-        budget = options.exposed_blocks(self._kv_cache_config.num_blocks)
+        blocks = self._kv_cache_config.num_blocks
+        policy = evolve(
+            options.policy,
+            exposed_blocks=options.exposed_blocks(blocks),
+            pinned_blocks=options.pinned_blocks(blocks),
+        )
         engine = EngineId(config.kv_transfer_config.engine_id)
         incarnation = new_incarnation()
         runtime = Runtime(
@@ -80,7 +85,7 @@ class WorkerHalf:
                 plaintext=options.plaintext,
                 model=model_identity(config, options.model, options.weights_epoch),
                 layout=layout,
-                policy=evolve(options.policy, exposed_blocks=budget),
+                policy=policy,
                 cores=CORES,
                 trace_path=options.trace_path,
             ),

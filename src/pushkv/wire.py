@@ -251,7 +251,7 @@ _CODECS: dict[type[Any], _Codec] = dict(
         _attempt_message(5, messages.Failed, parts=_PARTS, reason=_REASON),
         _attempt_message(6, messages.Revoked, parts=_PARTS),
         _attempt_message(7, messages.Unproven, parts=_PARTS),
-        _attempt_message(8, messages.Revoke),
+        _attempt_message(8, messages.Revoke, final=Kind(bool)),
         _attempt_message(9, messages.Query),
         _attempt_message(10, messages.Received),
         _link_message(11, messages.Ping, stamp=_U64),

@@ -34,19 +34,19 @@ QUICK: dict[str, tuple[int, int]] = {
     "delivers-in-time": (257, 442),
     "delivers-weak": (1_114, 2_906),
     "ends-aborted": (13_248, 60_433),
-    "weak-deaths": (1_654, 5_524),
+    "weak-deaths": (1_737, 5_808),
     "unbounded-deaths": (1_777, 5_939),
     "streaming-faults": (1_780, 4_921),
     "nothing-to-send": (3_844, 15_271),
-    "repeated": (4_155, 11_257),
+    "repeated": (4_237, 11_476),
     "streaming-lost": (5_615, 18_160),
     "streaming": (9_606, 24_782),
     "two-writers-lost": (10_302, 34_892),
     "two-transfers": (11_336, 31_777),
     "delivers": (18_035, 53_580),
     "producer-restart": (20_196, 58_845),
-    "retry": (28_977, 82_853),
-    "weak": (53_041, 194_063),
+    "retry": (29_034, 83_023),
+    "weak": (53_447, 195_197),
 }
 """States and edges of the configurations that take no more than a few seconds."""
 

@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 from pushkv import wire
 from pushkv.core.errors import RemoteProtocolError
 from pushkv.core.ids import AttemptId, EngineId, Incarnation, TransferId
-from pushkv.core.messages import Message, Revoke
+from pushkv.core.messages import Message, Query
 from pushkv.testing import strategies
 
-GOOD = Revoke(AttemptId(EngineId("decode-0"), Incarnation(7), 1, 2, TransferId("cmpl-1"), 3))
+GOOD = Query(AttemptId(EngineId("decode-0"), Incarnation(7), 1, 2, TransferId("cmpl-1"), 3))
 VALUES = ["decode-0", 7, 1, 2, "cmpl-1", 3]
-REVOKE_TAG = 8
+QUERY_TAG = 9
 HELLO_TAG = 13
 REGISTER_TAG = 1
 
 
-def framed(body: bytes, tag: int = REVOKE_TAG, protocol: int = wire.PROTOCOL) -> bytes:
+def framed(body: bytes, tag: int = QUERY_TAG, protocol: int = wire.PROTOCOL) -> bytes:
     return (len(body) + 2).to_bytes(4, "big") + bytes((protocol, tag)) + body
 
 
-def packed(values: object, tag: int = REVOKE_TAG) -> bytes:
+def packed(values: object, tag: int = QUERY_TAG) -> bytes:
     return framed(msgspec.msgpack.encode(values), tag)
 
 
@@ -45,17 +45,17 @@ def test_the_values_used_here_are_a_message_when_nothing_is_wrong() -> None:
 @pytest.mark.parametrize(
     ("position", "value", "field", "expected"),
     [
-        (0, "", "revoke.attempt.consumer", "`str` of length >= 1"),
-        (0, b"decode-0", "revoke.attempt.consumer", "`str`"),
-        (1, -1, "revoke.attempt.consumer_incarnation", "`int` >= 0"),
-        (1, 7.0, "revoke.attempt.consumer_incarnation", "`int`"),
-        (2, 1_024, "revoke.attempt.consumer_rank", "`int` <= 1023"),
-        (2, True, "revoke.attempt.consumer_rank", "`int`"),
-        (3, None, "revoke.attempt.producer_rank", "`int`"),
-        (4, 5, "revoke.attempt.transfer", "`str`"),
-        (4, "x" * 513, "revoke.attempt.transfer", "`str` of length <= 512"),
-        (5, 2**63, "revoke.attempt.attempt", "`int` <= 9223372036854775807"),
-        (5, "3", "revoke.attempt.attempt", "`int`"),
+        (0, "", "query.attempt.consumer", "`str` of length >= 1"),
+        (0, b"decode-0", "query.attempt.consumer", "`str`"),
+        (1, -1, "query.attempt.consumer_incarnation", "`int` >= 0"),
+        (1, 7.0, "query.attempt.consumer_incarnation", "`int`"),
+        (2, 1_024, "query.attempt.consumer_rank", "`int` <= 1023"),
+        (2, True, "query.attempt.consumer_rank", "`int`"),
+        (3, None, "query.attempt.producer_rank", "`int`"),
+        (4, 5, "query.attempt.transfer", "`str`"),
+        (4, "x" * 513, "query.attempt.transfer", "`str` of length <= 512"),
+        (5, 2**63, "query.attempt.attempt", "`int` <= 9223372036854775807"),
+        (5, "3", "query.attempt.attempt", "`int`"),
     ],
 )
 def test_a_bad_field_is_named_with_its_value(
@@ -69,12 +69,12 @@ def test_a_bad_field_is_named_with_its_value(
 def test_a_missing_or_an_extra_field_is_refused() -> None:
     for values in (VALUES[:-1], [*VALUES, 0]):
         refusal = only(packed(values))
-        assert (refusal.field, refusal.expected) == ("revoke", "`array` of length 6")
+        assert (refusal.field, refusal.expected) == ("query", "`array` of length 6")
         assert refusal.value == f"{len(values)} elements"
 
 
 def test_field_names_in_place_of_order_are_refused() -> None:
-    assert only(packed({"attempt": VALUES})).field == "revoke"
+    assert only(packed({"attempt": VALUES})).field == "query"
 
 
 def test_another_protocol_is_refused_by_name() -> None:
@@ -113,12 +113,12 @@ def test_a_part_of_another_shape_is_refused() -> None:
     ids=["empty", "opcode", "short", "long", "not-utf8", "deep", "count", "unhashable-key"],
 )
 def test_nonsense_harms_only_itself(body: bytes) -> None:
-    assert only(framed(body)).field == "revoke"
+    assert only(framed(body)).field == "query"
 
 
 def test_a_deep_value_inside_a_field_is_refused_without_recursion() -> None:
     body = msgspec.msgpack.encode(VALUES)[:-1] + b"\x91" * 50_000
-    assert only(framed(body)).field == "revoke.attempt.attempt"
+    assert only(framed(body)).field == "query.attempt.attempt"
 
 
 def test_a_refused_value_is_shown_in_part() -> None:
@@ -139,7 +139,7 @@ def test_a_bad_length_ends_the_connection_before_anything_is_held(length: int) -
 
 def test_the_longest_frame_is_read() -> None:
     body = bytes(wire.FRAME_BYTES_MOST - 2)
-    assert only(framed(body)).field == "revoke"
+    assert only(framed(body)).field == "query"
 
 
 def drain(stream: bytes, size: int) -> tuple[list[Message | wire.Malformed], bool]:

@@ -78,7 +78,7 @@ def at_bounds() -> list[Message]:
         Failed(name, parts, max(Reason, key=len)),
         Revoked(name, parts),
         Unproven(name, parts),
-        Revoke(name),
+        Revoke(name, True),
         Query(name),
         Received(name),
         Ping(U64),

@@ -62,6 +62,7 @@ POLICY = Policy(
     settle=UNIT,
     expected=UNIT,
     hold=UNIT,
+    hold_cancelled=UNIT,
     transfer=Duration(2),
     write_retries=0,
     write_backoff=UNIT,

@@ -46,6 +46,7 @@ class SourceState:
     ranks: tuple[int, ...]
     expected: tuple[int, ...]
     freed: tuple[int, ...]
+    pinned: int
     reason: Reason | None
 
 
@@ -187,6 +188,7 @@ def _source(source: _Source) -> SourceState:
         tuple(sorted(source.ranks)),
         tuple(sorted(source.expected)),
         tuple(sorted(source.freed)),
+        source.pinned,
         source.reason,
     )
 
@@ -217,10 +219,12 @@ def thaw(state: EndpointState, endpoint: Endpoint) -> None:
             set(each.ranks),
             set(each.expected),
             set(each.freed),
+            each.pinned,
             each.reason,
         )
         for key, each in state.sources
     }
+    sending.pinned_blocks = sum(each.pinned for _, each in state.sources)
     sending._ranks = dict(state.ranks)
     sending._served = {key: dict.fromkeys(each) for key, each in state.served}
     sending._over = dict.fromkeys(state.over)

@@ -67,6 +67,7 @@ class Consumer:
         producer: The worker it was handed to; only this incarnation can answer for it (R14).
         fence: Frozen when that link ended (R6); None while it has not, or where it never granted.
         told: The outcome has been told.
+        final: The engine gave the request up; its REVOKE says so.
         arrived: Numbers of the parts whose arrivals are in, ascending.
         verdict: The verdict that waits for arrivals.
         timer_at: When to send again.
@@ -79,6 +80,7 @@ class Consumer:
     producer: Worker | None
     fence: Instant | None
     told: bool
+    final: bool
     arrived: tuple[int, ...]
     verdict: KeptVerdict | None
     timer_at: Instant

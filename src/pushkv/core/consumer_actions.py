@@ -71,10 +71,11 @@ def _revoke(state: Consumer, now: Instant, rules: Rules, reason: Reason) -> Resu
     state = replace(
         state,
         status=REVOKING,
+        final=state.final or reason is Reason.CANCELLED,
         timer_at=Instant(now + rules.policy.resend),
         deadline_at=_answer_by(now, rules),
     )
-    return state, (*told, Send(Revoke(state.attempt)))
+    return state, (*told, Send(Revoke(state.attempt, state.final)))
 
 
 def _quarantine(state: Consumer, reason: Reason) -> Result[Consumer]:
@@ -131,7 +132,9 @@ def offer(register: Register, now: Instant, rules: Rules) -> Result[Consumer]:
     producer can free its blocks.
     """
     deadline = Instant(now + rules.policy.connect)
-    state = Consumer(REGISTERING, register, None, None, None, False, (), None, FOREVER, deadline)
+    state = Consumer(
+        REGISTERING, register, None, None, None, False, False, (), None, FOREVER, deadline
+    )
     if register.start == register.end:
         return _tell(state, MemberOutcome.DELIVERED, None)
     return state, ()
@@ -296,7 +299,7 @@ def tick_revoking(state: Consumer, event: Tick, now: Instant, rules: Rules) -> R
         return replace(state, deadline_at=FOREVER, timer_at=FOREVER), (SuspectLink(state.attempt),)
     if now >= state.timer_at:
         timer = Instant(now + rules.policy.resend)
-        return replace(state, timer_at=timer), (Send(Revoke(state.attempt)),)
+        return replace(state, timer_at=timer), (Send(Revoke(state.attempt, state.final)),)
     return state, ()
 
 

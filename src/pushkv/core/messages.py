@@ -159,9 +159,13 @@ class Unproven:
 
 @frozen
 class Revoke:
-    """D→P: give the attempt back; answered in every state."""
+    """D→P: give the attempt back; answered in every state.
+
+    `final` says that the request itself was given up: D makes no other attempt of the transfer.
+    """
 
     attempt: AttemptId
+    final: bool = False
 
 
 @frozen

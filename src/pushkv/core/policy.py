@@ -23,6 +23,7 @@ class Policy:
         settle: How long a verdict waits for the arrivals it names.
         expected: How long P holds a registration of a request it was never sent.
         hold: How long P keeps finished KV that nobody registers for; one per transfer (I7).
+        hold_cancelled: The same from when its consumer has given the request up for good.
         transfer: How long the WRITEs of an attempt may take, from the first.
         write_retries: How often the WRITEs of an attempt may FAIL and be ordered anew.
         write_backoff: Before a failed WRITE is ordered anew.
@@ -30,6 +31,8 @@ class Policy:
         retry_backoff: Before a new attempt; doubles with each.
         connect_backoff: Between two dials of a peer that does not answer.
         exposed_blocks: Most destination blocks registered, being written or quarantined at once.
+        pinned_blocks: Most source blocks of finished prefills pinned at once; beyond, the oldest
+            that nobody has registered for is given up.
         transfers: Most live transfers per endpoint; more are refused.
         remembered: Most transfers that are over, and remembered for their peers (R7).
     """
@@ -42,6 +45,7 @@ class Policy:
     settle: Duration = seconds(10)
     expected: Duration = seconds(20)
     hold: Duration = seconds(60)
+    hold_cancelled: Duration = seconds(2)
     transfer: Duration = seconds(60)
     write_retries: int = 2
     write_backoff: Duration = seconds(0.05)
@@ -50,6 +54,7 @@ class Policy:
     connect: Duration = seconds(5)
     connect_backoff: Duration = seconds(0.2)
     exposed_blocks: int = field(default=1 << 40)
+    pinned_blocks: int = field(default=1 << 40)
     transfers: int = 100_000
     remembered: int = 10_000
 

@@ -204,6 +204,8 @@ def revoke(state: Producer, event: Revoke, now: Instant, rules: Rules) -> Result
     While it drains, REGISTERED says that P is alive and still has it, so that a long WRITE does not
     cost the link.
     """
+    if event.final:
+        state = _given_up(state, event, now, rules)
     if not serves(state, event.attempt):
         verdict = verdict_of(state, event.attempt)
         if verdict is not None:
@@ -213,6 +215,14 @@ def revoke(state: Producer, event: Revoke, now: Instant, rules: Rules) -> Result
         return replace(state, answer=True), _unfinished(state, event.attempt)
     state, effects = drain(state, now, rules, None, answer=True)
     return state, effects or _unfinished(state, event.attempt)
+
+
+def _given_up(state: Producer, event: Revoke, now: Instant, rules: Rules) -> Producer:
+    """I7: who is served next, if anybody, is another consumer, and comes soon."""
+    if state.freed or (state.registration is not None and not serves(state, event.attempt)):
+        return state
+    until = Instant(now + rules.policy.hold_cancelled)
+    return replace(state, hold_until=min(state.hold_until, until))
 
 
 def _remember(state: Producer, verdict: Verdict) -> Result[Producer]:

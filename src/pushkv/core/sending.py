@@ -26,7 +26,7 @@ from .events import (
     WriterGone,
     WriteUnknown,
 )
-from .ids import AttemptId, Instant, TransferId, Worker
+from .ids import AttemptId, Instant, TransferId, Worker, block_count
 from .links import LinkLost, Links, PermitFresh
 from .machines import Machines, Store
 from .messages import (
@@ -61,6 +61,7 @@ class _Source:
         ranks: The ranks that were told; the source is free when all of them are.
         expected: The ranks that the last accepted REGISTER named; none so far if empty.
         freed: Those that need it no more.
+        pinned: How many blocks its finished prefill pins.
         reason: Why it was given up.
     """
 
@@ -68,6 +69,7 @@ class _Source:
     ranks: set[int] = field(factory=set)
     expected: set[int] = field(factory=set)
     freed: set[int] = field(factory=set)
+    pinned: int = 0
     reason: Reason | None = None
 
 
@@ -80,6 +82,7 @@ class Sending:
         self._machines = machines
         self._links = links
         self._layout_digest = layout_digest
+        self.pinned_blocks = 0
         self._sources: dict[TransferId, _Source] = {}
         self._ranks: dict[TransferId, tuple[int, ...]] = {}
         self._served: dict[Worker, dict[ProducerKey, None]] = {}
@@ -107,9 +110,30 @@ class Sending:
             source.said = source.said[:1]
         source.said.append((event, now))
         out: list[Effect] = []
+        if isinstance(event, Computed) and event.final and not source.pinned:
+            source.pinned = block_count(event.blocks)
+            self.pinned_blocks += source.pinned
         for rank in sorted(source.ranks):
             out += self._step((transfer, rank), event, now)
+        return out + self._make_room(transfer, now)
+
+    def _make_room(self, latest: TransferId, now: Instant) -> list[Effect]:
+        """Pinned sources have a budget of their own; the latest and what is served stay anyway."""
+        out: list[Effect] = []
+        while self.pinned_blocks > self._machines.rules.policy.pinned_blocks:
+            held = (each for each in self._sources if each != latest and self._held(each))
+            oldest = next(held, None)
+            if oldest is None:
+                break
+            out.append(Counted("source_given_up", oldest))
+            out += self.engine(PrefillAborted(oldest, Reason.BUDGET), now)
         return out
+
+    def _held(self, transfer: TransferId) -> bool:
+        source = self._sources[transfer]
+        return source.pinned > 0 and not any(
+            self._serves((transfer, each)) for each in source.ranks
+        )
 
     def _arrived(self, event: Arrived, now: Instant) -> list[Effect]:
         if event.transfer in self._sources:
@@ -309,6 +333,7 @@ class Sending:
         if not source.freed.issuperset(source.ranks):
             return []
         del self._sources[effect.transfer]
+        self.pinned_blocks -= source.pinned
         state = self.producers.states[effect.transfer, effect.consumer_rank]
         reason = source.reason
         if reason is None and state.status is ProducerStatus.EXPIRED:

@@ -50,6 +50,7 @@ NUMBERS = (
     "write_retries",
     "attempts",
     "exposed_blocks",
+    "pinned_blocks",
     "transfers",
     "remembered",
 )

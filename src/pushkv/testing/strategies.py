@@ -157,7 +157,7 @@ def messages() -> st.SearchStrategy[Message]:
         st.builds(Failed, attempt, parts(), st.sampled_from(Reason)),
         st.builds(Revoked, attempt, parts()),
         st.builds(Unproven, attempt, parts()),
-        st.builds(Revoke, attempt),
+        st.builds(Revoke, attempt, st.booleans()),
         st.builds(Query, attempt),
         st.builds(Received, attempt),
         st.builds(Ping, unsigned()),
