@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from enum import StrEnum
+from typing import Any
+
 import pytest
+from attrs import evolve
 
 from pushkv.check.configurations import STANDARD, by_name
 from pushkv.check.coverage import TABLES, rows_that_act
-from pushkv.check.mutants import Fate, mutants, of_rows, of_rules, try_one
+from pushkv.check.fences import fences_of
+from pushkv.check.mutants import mutants, of_rows, of_rules
 from pushkv.check.runner import Limits, check_one
+from pushkv.check.scripts import find, scripts
 from pushkv.check.taken_out import MISSED_IN
+from pushkv.check.trials import Baseline, Fate, baseline_of, try_one
 from pushkv.core import rules
+from pushkv.core.consumer import ConsumerStatus
+from pushkv.core.consumer_table import CONSUMER
+from pushkv.core.events import Doubted, Proven, Tick, WriteDone
+from pushkv.core.link import LINK, LinkStatus
+from pushkv.core.producer import ProducerStatus
+from pushkv.core.producer_table import PRODUCER
+from pushkv.core.table import Table
 
 BREAKS = {
     "cancel frees": "I1",
@@ -54,10 +69,37 @@ def test_every_rule_is_among_them() -> None:
     assert {f"R{number}" for number in range(1, 15)} == {known[name].rule for name in BREAKS}
 
 
-def test_every_acting_row_is_dropped_and_retargeted() -> None:
+def test_every_acting_row_is_dropped_retargeted_and_unfenced() -> None:
     rows = sum(len(rows_that_act(table)) for table in TABLES)
     names = [each.name for each in of_rows()]
-    assert len(names) == 2 * rows == len(set(names))
+    assert len(names) == len(set(names))
+    kinds = Counter(name.split(":")[0] for name in names)
+    assert kinds["dropped"] == kinds["retargeted"] == rows
+    assert kinds["unfenced"] > 100
+
+
+def unfenced(table: Table[Any], status: StrEnum, event: type) -> list[str]:
+    return [each.what for each in fences_of(table, table.rows[status, event])]
+
+
+def test_fences_are_found_within_actions_and_around_them() -> None:
+    assert unfenced(CONSUMER, ConsumerStatus.SETTLING, Tick) == ["now < state.deadline_at"]
+    assert unfenced(CONSUMER, ConsumerStatus.QUARANTINED, Tick) == [
+        "rule.fence_passed(now, state.fence, rules.capabilities.write_bound)",
+        "now >= state.deadline_at",
+    ]
+    assert unfenced(PRODUCER, ProducerStatus.WRITING, WriteDone) == ["of another attempt"]
+    assert unfenced(PRODUCER, ProducerStatus.RETRYING, Tick) == [
+        "now >= state.transfer_until",
+        "now >= state.timer_at",
+    ]
+    assert unfenced(LINK, LinkStatus.UP, Doubted) == []
+
+
+def test_what_cannot_matter_in_a_row_is_no_fence_of_it() -> None:
+    """The same action asks for the status and the event, which the row knows."""
+    assert unfenced(PRODUCER, ProducerStatus.WRITING, Tick) == ["now >= state.transfer_until"]
+    assert unfenced(CONSUMER, ConsumerStatus.QUARANTINED, Proven) == ["of another transfer"]
 
 
 def test_nothing_stays_taken_out() -> None:
@@ -70,12 +112,12 @@ def test_nothing_stays_taken_out() -> None:
 
 def fate_of(name: str, configuration: str) -> Fate:
     chosen = by_name(configuration)
-    return try_one(mutants()[name], [(chosen, check_one(chosen, fingerprint=True))])
+    return try_one(mutants()[name], baseline_of([chosen]))
 
 
 def test_a_row_that_matters_is_killed() -> None:
     killed = fate_of("dropped: consumer.registering/LinkUp", "nothing-to-send")
-    assert killed.configuration == "nothing-to-send"
+    assert killed.where == "nothing-to-send"
     assert killed.by.startswith("sometimes ")
     assert not killed.survives
 
@@ -89,6 +131,27 @@ def test_a_row_that_changes_nothing_within_the_bounds_is_equivalent() -> None:
 
 def test_a_row_that_is_never_reached_survives() -> None:
     assert fate_of("dropped: consumer.settling/ArrivalSeen", "nothing-to-send").survives
+
+
+def test_a_script_kills_what_changes_its_story() -> None:
+    script = find("b36_consumed_after_it_expired")
+    baseline = Baseline((script,), ())
+    killed = try_one(mutants()["dropped: producer.holding/Tick"], baseline)
+    assert (killed.where, killed.by) == (script.name, "scenario")
+    assert "expired" in killed.story
+    assert try_one(mutants()["dropped: producer.draining/Tick"], baseline).survives
+
+
+def test_a_script_without_end_is_stopped() -> None:
+    script = evolve(find("b36_consumed_after_it_expired"), steps=-49)
+    assert "there is no end to its steps" in script.broken()
+
+
+def test_scripts_are_tried_the_shortest_first() -> None:
+    found = scripts()
+    assert len(found) > 40
+    assert [each.steps for each in found] == sorted(each.steps for each in found)
+    assert all(not each.broken() for each in found[:5])
 
 
 def test_configurations_that_are_named_exist() -> None:

@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from pushkv.check.configurations import MUTATION
-from pushkv.check.mutants import Fate, mutants, run
+from pushkv.check.mutants import mutants
+from pushkv.check.trials import Fate, run
 
 __all__ = ["run_mutants"]
 
@@ -23,7 +24,7 @@ def run_mutants(*, jobs: int, out: Path | None) -> bool:
 
     def done(fate: Fate) -> None:
         end = "SURVIVES" if fate.survives else "equivalent" if fate.equivalent else fate.by
-        where = f" in {fate.configuration}" if fate.configuration else ""
+        where = f" in {fate.where}" if fate.where else ""
         console.print(f"{fate.rule:4} {fate.name}: {end}{where}", highlight=False, markup=False)
 
     fates = run(names, MUTATION, jobs=jobs or os.cpu_count() or 1, done=done)
