@@ -23,7 +23,7 @@ def test_check_says_what_it_has_seen(tmp_path: Path) -> None:
     assert ran.exit_code == 0, ran.output
     found = json.loads(out.read_text())
     (only,) = found["configs"]
-    assert (only["name"], only["states"], only["edges"]) == ("nothing-to-send", 3_844, 15_271)
+    assert (only["name"], only["states"], only["edges"]) == ("nothing-to-send", 1_466, 5_107)
     assert only["violations"] == []
     assert only["complete"]
     assert "consumer.settling/ArrivalSeen" in found["unreached_rows"]["consumer"]

@@ -36,6 +36,7 @@ from pushkv.core.messages import (
     Complete,
     Failed,
     Grant,
+    Hello,
     Ping,
     Query,
     Reason,
@@ -159,7 +160,7 @@ def test_messages_for_the_other_half_are_counted() -> None:
 
 def test_a_message_before_hello_is_void() -> None:
     world, consumer, producer = pair()
-    world.happen(producer, ConnectionOpened(5, 1, None))
+    producer.endpoint.handle(ConnectionOpened(5, 1, None), world.local(producer))
     effects = producer.endpoint.handle(
         MessageReceived(5, Query(attempt_of(consumer, producer))), world.local(producer)
     )
@@ -311,27 +312,54 @@ def test_who_does_not_fit_is_refused_at_both_ends() -> None:
     world.settle()
     assert world.reason(consumer, "a") == "link_refused"
     assert world.released(consumer, "a")
-    assert producer.counted["hello_refused"] == 1
-    assert consumer.counted["refused_by_peer"] == 1
+    assert consumer.counted["hello_refused"] == 1
+    assert producer.counted["refused_by_peer"] == 1
     world.advance(seconds(10))
     assert not world.wires
     assert not consumer.endpoint.links.store.states
     assert consumer.endpoint.next_deadline() == FOREVER
 
 
-def test_the_dialler_too_refuses_who_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_producer_too_refuses_who_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     world, consumer, producer = pair()
-    monkeypatch.setattr(producer.endpoint.links, "_fits", lambda ours, theirs: None)
+    monkeypatch.setattr(consumer.endpoint.links, "_fits", lambda ours, theirs: None)
     monkeypatch.setattr(
-        consumer.endpoint.links,
+        producer.endpoint.links,
         "_fits",
         lambda ours, theirs: evolve(world_refusal(), theirs=theirs.engine),
     )
     world.offer(consumer, "a", [producer])
     world.settle()
-    assert world.reason(consumer, "a") == "link_refused"
-    assert consumer.counted["hello_refused"] == 1
-    assert producer.counted["refused_by_peer"] == 1
+    world.advance(seconds(10))
+    assert world.reason(consumer, "a") == "link_lost"
+    assert world.released(consumer, "a"), "nothing was granted over a link that was refused"
+    assert producer.counted["hello_refused"] >= 1
+    assert consumer.counted["refused_by_peer"] >= 1
+    assert not producer.endpoint.sending.producers.states
+
+
+def test_memory_keys_follow_an_accepted_hello_and_go_one_way() -> None:
+    world, consumer, producer = pair()
+    for node in (consumer, producer):
+        links = node.endpoint.links
+        links._hello = evolve(links._hello, memory=b"keys of " + node.name.encode())
+    address = ProducerAddress("p", 1)
+
+    def said(effects: list[Any]) -> list[Any]:
+        return [each.message for each in effects if isinstance(each, Transmit)]
+
+    dialed = consumer.endpoint.handle(ConnectionOpened(7, 1, address), world.local(consumer))
+    assert said(dialed) == [], "not a byte before the producer has shown who it is"
+    (first,) = said(producer.endpoint.handle(ConnectionOpened(7, 2, None), world.local(producer)))
+    assert first.memory == b"", "nobody writes into a producer over this link"
+    wrong = evolve(first, model=(("name", "another"),))
+    effects = consumer.endpoint.handle(MessageReceived(7, wrong), world.local(consumer))
+    assert not [each for each in said(effects) if isinstance(each, Hello)]
+    consumer.endpoint.handle(ConnectionOpened(8, 3, address), world.local(consumer))
+    effects = consumer.endpoint.handle(MessageReceived(8, first), world.local(consumer))
+    (second,) = [each for each in said(effects) if isinstance(each, Hello)]
+    assert second.memory == b"keys of d"
+    assert second.nonce == 3
 
 
 def world_refusal() -> Any:

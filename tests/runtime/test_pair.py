@@ -74,7 +74,8 @@ def test_peers_that_do_not_fit_are_refused_with_both_values_named(
         generation = consumer.consume("t", PROMPT, producer.address).result(10)
         assert generation.reason is Reason.REFUSED
         assert generation.tokens == right(PROMPT), "computed by the consumer itself"
-        until(lambda: producer.runtime.counters["hello_refused"] == 1)
+        until(lambda: producer.runtime.counters["refused_by_peer"] == 1)
+        assert consumer.runtime.counters["hello_refused"] == 1
         refusals = [each for each in caplog.messages if named in each]
         assert refusals, caplog.messages
         assert any("refused" in each for each in refusals)

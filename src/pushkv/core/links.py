@@ -2,6 +2,10 @@
 
 Nothing is acted on before both HELLOs are in and fit. A message on a connection that is not its
 link's current one is void: the link it belonged to has ended.
+
+The producer's end speaks first, and says nothing of its memory, which nobody WRITEs into over this
+link. The consumer's end answers with its own HELLO, memory keys included, once it has seen that the
+two fit: a key that was handed out cannot be taken back.
 """
 
 from __future__ import annotations
@@ -147,11 +151,11 @@ class Links:
         return effects
 
     def opened(self, event: ConnectionOpened, now: Instant) -> list[Effect]:
-        """A connection stands; the side that dialled speaks first."""
+        """A connection stands; the side that was dialled speaks first and keeps its keys."""
         self._connections[event.connection] = _Connection(event.nonce, event.dialed)
-        if event.dialed is None:
+        if event.dialed is not None:
             return []
-        return [Transmit(event.connection, evolve(self._hello, nonce=event.nonce))]
+        return [Transmit(event.connection, evolve(self._hello, nonce=event.nonce, memory=b""))]
 
     def closed(self, event: ConnectionClosed, now: Instant) -> list[Effect]:
         """A connection ended, or a dial failed."""
@@ -211,10 +215,11 @@ class Links:
         if connection.dialed is not None:
             key: LinkKey = connection.dialed
             epoch = Epoch(connection.nonce, theirs.nonce)
+            effects.append(Transmit(number, ours))
         else:
             key = peer
             epoch = Epoch(theirs.nonce, connection.nonce)
-            effects += [Transmit(number, ours), PeerJoined(peer, theirs)]
+            effects.append(PeerJoined(peer, theirs))
             if key not in self.store.states:
                 self._machines.put(self.store, key, link_machine.accepting(self.incarnation))
         connection.key = key

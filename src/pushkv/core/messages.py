@@ -212,8 +212,9 @@ class RankAddress:
 class Hello:
     """Both ways, first on every connection: who speaks, and what must agree before anything else.
 
-    `memory` is what the other end's transport needs to WRITE here; it grants access to the whole
-    registered cache, so it follows authentication and goes to nobody else.
+    The producer's end speaks first. `memory` is what a producer's transport needs to WRITE here; it
+    grants access to the whole registered cache, so only a consumer says it, and only in answer to a
+    HELLO it has accepted, over an authenticated connection. A producer's is empty.
     """
 
     protocol: int
