@@ -162,10 +162,17 @@ def link_back(state: Consumer, event: LinkUp, now: Instant, rules: Rules) -> Res
     return _revoke(state, now, rules, Reason.LINK_LOST)
 
 
-def link_down(state: Consumer, event: LinkDown, now: Instant, rules: Rules) -> Result[Consumer]:
-    """R6: the fence of the attempt's own link, frozen here. Never granted: never written."""
+def link_down_registering(
+    state: Consumer, event: LinkDown, now: Instant, rules: Rules
+) -> Result[Consumer]:
+    """What was not handed to any link waits for one."""
     if state.epoch is None:
         return state, ()
+    return link_down(state, event, now, rules)
+
+
+def link_down(state: Consumer, event: LinkDown, now: Instant, rules: Rules) -> Result[Consumer]:
+    """R6: the fence of the attempt's own link, frozen here. Never granted: never written."""
     if event.epoch == state.epoch:
         if event.fence is None:
             told_as = RELEASED if state.told else FAILED
@@ -187,8 +194,6 @@ def registered(
     state: Consumer, event: Registered | Progress, now: Instant, rules: Rules
 ) -> Result[Consumer]:
     """News of this attempt renews waiting; the link's being up does not."""
-    if state.epoch is None:
-        return state, ()
     policy = rules.policy
     return (
         replace(
@@ -213,15 +218,11 @@ def _answer_by(now: Instant, rules: Rules) -> Instant:
 
 def verdict(state: Consumer, event: KeptVerdict, now: Instant, rules: Rules) -> Result[Consumer]:
     """R8: no further WRITE, every handle is closed."""
-    if state.epoch is None:
-        return state, ()
     return _judge(state, event, now, rules)
 
 
 def unproven(state: Consumer, event: Unproven, now: Instant, rules: Rules) -> Result[Consumer]:
     """R14: no further WRITE, but the posted ones may land."""
-    if state.epoch is None:
-        return state, ()
     return _quarantine(state, Reason.UNPROVEN)
 
 
@@ -252,8 +253,6 @@ def proof(
 ) -> Result[Consumer]:
     """R14: nothing can write any more: fail closed, and give the blocks back."""
     if isinstance(event, WriterGone) and event.worker != state.producer:
-        return state, ()
-    if state.status is not QUARANTINED and isinstance(event, Proven):
         return state, ()
     status = RELEASED if state.told else FAILED
     return _end(state, status, MemberOutcome.FAILED, Reason.WRITER_GONE)

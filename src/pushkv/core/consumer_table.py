@@ -73,7 +73,7 @@ def _link_rows(table: Table[Consumer]) -> None:
         REGISTERING,
         LinkDown,
         to=(REGISTERING, QUARANTINED, FAILED, RELEASED),
-        do=act.link_down,
+        do=act.link_down_registering,
         why="R2: quarantined if it was handed over; else it waits for a link",
     )
     fence = "R2: unreachable proves nothing; the fence is frozen (R6)"
@@ -97,8 +97,8 @@ def _link_rows(table: Table[Consumer]) -> None:
 def _news_rows(table: Table[Consumer]) -> None:
     on, ignore = table.on, table.ignore
     renews = "news of this attempt renews waiting"
-    on(REGISTERING, Registered, to=WAITING, do=act.registered, why=renews)
-    on(REGISTERING, Progress, to=WAITING, do=act.registered, why=renews)
+    on(REGISTERING, Registered, to=REGISTERED, do=act.registered, why=renews)
+    on(REGISTERING, Progress, to=REGISTERED, do=act.registered, why=renews)
     on(REGISTERED, Registered, to=REGISTERED, do=act.registered, why=renews)
     on(REGISTERED, Progress, to=REGISTERED, do=act.registered, why=renews)
     on(
@@ -114,10 +114,8 @@ def _news_rows(table: Table[Consumer]) -> None:
 
 def _verdict_rows(table: Table[Consumer]) -> None:
     on, ignore = table.on, table.ignore
-    for status, ends in (
-        (REGISTERING, (REGISTERING, FAILED, RELEASED, SETTLING)),
-        (REGISTERED, (FAILED, RELEASED, SETTLING)),
-    ):
+    ends = (FAILED, RELEASED, SETTLING)
+    for status in WAITING:
         on(
             status,
             Complete,
@@ -149,14 +147,7 @@ def _verdict_rows(table: Table[Consumer]) -> None:
     ignore(SETTLING, Complete, Failed, Revoked, Unproven, why="one verdict per attempt; repeats")
     posted = "R14: no further WRITE, but the posted ones may land"
     on(
-        REGISTERING,
-        Unproven,
-        to=(REGISTERING, QUARANTINED, RELEASED),
-        do=act.unproven,
-        why=posted,
-    )
-    on(
-        (REGISTERED, REVOKING),
+        (*WAITING, REVOKING),
         Unproven,
         to=(QUARANTINED, RELEASED),
         do=act.unproven,
@@ -207,8 +198,7 @@ def _wish_rows(table: Table[Consumer]) -> None:
     for status in (REVOKING, QUARANTINED):
         on(status, WriterGone, to=(status, RELEASED), do=act.proof, why=proof)
     on(QUARANTINED, Proven, to=RELEASED, do=act.proof, why=proof)
-    for status in (*WAITING, SETTLING, REVOKING):
-        on(status, Proven, to=status, do=act.proof, why="it is about quarantined blocks alone")
+    ignore((*WAITING, SETTLING, REVOKING), Proven, why="it is about quarantined blocks alone")
 
 
 def _time_rows(table: Table[Consumer]) -> None:

@@ -259,8 +259,9 @@ def _build() -> Table[Link]:
     on(CONNECTING, Wanted, to=CONNECTING, do=_want, why="dialled already, or again soon")
     on(UP, Wanted, to=UP, do=_want, why="up already; dial again when it ends")
     on(SUSPECT, Wanted, to=SUSPECT, do=_want, why="dial when the old socket is closed")
-    for status in LinkStatus:
+    for status in (CONNECTING, UP, SUSPECT):
         on(status, Unwanted, to=status, do=_unwant, why="the last attempt is over: dial no more")
+    ignore(ENDED, Unwanted, why="what somebody wants is dialled, not ended")
     on(
         (ENDED, CONNECTING, UP, SUSPECT),
         Opened,

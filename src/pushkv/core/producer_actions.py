@@ -24,6 +24,7 @@ from .ids import FOREVER, AttemptId, Instant
 from .messages import (
     Complete,
     Failed,
+    Progress,
     Query,
     Reason,
     Received,
@@ -88,52 +89,74 @@ def arrived(state: Producer, event: Arrived, now: Instant, rules: Rules) -> Resu
 
 def computed(state: Producer, event: Computed, now: Instant, rules: Rules) -> Result[Producer]:
     """More KV exists: order what is registered of it; the hold time starts when prefill is over."""
+    state = _computed(state, event, now, rules)
+    if state.registration is None:
+        return rest(state)
+    return advance(state, now, rules)
+
+
+def computed_draining(
+    state: Producer, event: Computed, now: Instant, rules: Rules
+) -> Result[Producer]:
+    """Nothing is ordered; whoever registers next is served from it."""
     if state.prefill in (Prefill.FINISHED, Prefill.ABORTED):
         return state, (Counted("computed_after_the_end"),)
+    return _computed(state, event, now, rules), ()
+
+
+def _computed(state: Producer, event: Computed, now: Instant, rules: Rules) -> Producer:
     prefill = Prefill.FINISHED if event.final else Prefill.RUNNING
     hold = state.hold_until
     if event.final and hold == FOREVER:
         hold = Instant(now + rules.policy.hold)
-    state = replace(
+    return replace(
         state, prefill=prefill, computed=event.tokens, source=event.blocks, hold_until=hold
     )
-    if state.status is DRAINING:
-        return state, ()
-    if state.registration is None:
-        return rest(state)
-    return advance(state, now, rules)
 
 
 def preempted(
     state: Producer, event: PrefillPreempted, now: Instant, rules: Rules
 ) -> Result[Producer]:
     """The source goes once the WRITEs reading it are closed; what was written stays written."""
+    return replace(state, status=PREEMPTED, prefill=Prefill.PREEMPTED, computed=0), ()
+
+
+def preempted_draining(
+    state: Producer, event: PrefillPreempted, now: Instant, rules: Rules
+) -> Result[Producer]:
+    """The status follows when it has drained."""
     if state.prefill in (Prefill.FINISHED, Prefill.ABORTED):
         return state, (Counted("preempted_after_the_end"),)
-    state = replace(state, prefill=Prefill.PREEMPTED, computed=0)
-    if state.status is DRAINING:
-        return state, ()
-    return replace(state, status=PREEMPTED), ()
+    return replace(state, prefill=Prefill.PREEMPTED, computed=0), ()
 
 
 def resumed(state: Producer, event: PrefillResumed, now: Instant, rules: Rules) -> Result[Producer]:
     """Prefill begins again; tokens written for this attempt stay written."""
+    return replace(state, status=PREFILLING, prefill=Prefill.RUNNING), ()
+
+
+def resumed_draining(
+    state: Producer, event: PrefillResumed, now: Instant, rules: Rules
+) -> Result[Producer]:
+    """The status follows when it has drained."""
     if state.prefill is not Prefill.PREEMPTED:
         return state, (Counted("resumed_unpreempted"),)
-    state = replace(state, prefill=Prefill.RUNNING)
-    if state.status is DRAINING:
-        return state, ()
-    return replace(state, status=PREFILLING), ()
+    return replace(state, prefill=Prefill.RUNNING), ()
 
 
 def aborted(state: Producer, event: PrefillAborted, now: Instant, rules: Rules) -> Result[Producer]:
     """R8: the consumer is told once nothing is open any more."""
     state = replace(state, prefill=Prefill.ABORTED)
-    if state.status is DRAINING:
-        return state, ()
     if state.registration is None:
         return rest(state)
     return fail(state, now, rules, event.reason)
+
+
+def aborted_draining(
+    state: Producer, event: PrefillAborted, now: Instant, rules: Rules
+) -> Result[Producer]:
+    """It ends when it has drained."""
+    return replace(state, prefill=Prefill.ABORTED), ()
 
 
 # -- the consumer
@@ -265,14 +288,21 @@ def permitted(state: Producer, event: Permitted, now: Instant, rules: Rules) -> 
 
 
 def done(state: Producer, event: WriteDone, now: Instant, rules: Rules) -> Result[Producer]:
-    """R10: a part in place counts for this attempt only."""
+    """R10: a part in place counts for this attempt only.
+
+    While prefill runs the consumer hears of each: that renews its waiting, and it need not ask.
+    """
     state, part = close(state, event)
     if part is None:
         return state, (Counted("stale_completion"),)
     state = replace(state, done=(*state.done, part))
     if state.status is DRAINING:
         return drained(state)
-    return _go_on(state, now, rules)
+    state, effects = _go_on(state, now, rules)
+    if state.status not in (PREFILLING, PREEMPTED):
+        return state, effects
+    written = sum(each.end - each.start for each in state.done)
+    return state, (*effects, Send(Progress(event.attempt, written)))
 
 
 def _go_on(state: Producer, now: Instant, rules: Rules) -> Result[Producer]:
@@ -339,8 +369,7 @@ def proof(
 ) -> Result[Producer]:
     """Whoever could be written is gone, or the operator says so: unknown parts are over."""
     registration = state.registration
-    if not state.unknown or registration is None:
-        return state, ()
+    assert registration is not None, "only an attempt drains"
     if isinstance(event, WriterGone) and event.worker != registration.consumer:
         return state, ()
     return drained(replace(state, unknown=()))

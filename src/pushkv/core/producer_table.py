@@ -109,7 +109,13 @@ def _engine_rows(table: Table[Producer]) -> None:
         do=act.computed,
         why=ordered,
     )
-    on(DRAINING, Computed, to=DRAINING, do=act.computed, why="prefill goes on while it drains")
+    on(
+        DRAINING,
+        Computed,
+        to=DRAINING,
+        do=act.computed_draining,
+        why="prefill goes on while it drains",
+    )
     ignore((EXPECTED, HOLDING, WRITING, RETRYING, *OVER), Computed, why="I5: no prefill runs here")
     on(
         PREFILLING,
@@ -122,7 +128,7 @@ def _engine_rows(table: Table[Producer]) -> None:
         DRAINING,
         PrefillPreempted,
         to=DRAINING,
-        do=act.preempted,
+        do=act.preempted_draining,
         why="prefill may stop while it drains",
     )
     ignore(
@@ -131,7 +137,13 @@ def _engine_rows(table: Table[Producer]) -> None:
         why="I5: no prefill runs here",
     )
     on(PREEMPTED, PrefillResumed, to=PREFILLING, do=act.resumed, why="prefill begins again")
-    on(DRAINING, PrefillResumed, to=DRAINING, do=act.resumed, why="prefill goes on while it drains")
+    on(
+        DRAINING,
+        PrefillResumed,
+        to=DRAINING,
+        do=act.resumed_draining,
+        why="prefill goes on while it drains",
+    )
     ignore(
         (EXPECTED, QUEUED, PREFILLING, HOLDING, WRITING, RETRYING, *OVER),
         PrefillResumed,
@@ -146,7 +158,13 @@ def _engine_rows(table: Table[Producer]) -> None:
         do=act.aborted,
         why=closed,
     )
-    on(DRAINING, PrefillAborted, to=DRAINING, do=act.aborted, why="it ends when it has drained")
+    on(
+        DRAINING,
+        PrefillAborted,
+        to=DRAINING,
+        do=act.aborted_draining,
+        why="it ends when it has drained",
+    )
     ignore((EXPECTED, *OVER), PrefillAborted, why="I5: nothing to give up")
 
 
@@ -200,7 +218,7 @@ def _consumer_rows(table: Table[Producer]) -> None:
 
 def _link_rows(table: Table[Producer]) -> None:
     on, ignore = table.on, table.ignore
-    for status in LIVE:
+    for status in (each for each in LIVE if each is not HOLDING):
         on(
             status,
             LinkDown,
@@ -208,6 +226,7 @@ def _link_rows(table: Table[Producer]) -> None:
             do=act.link_down,
             why="R11: nothing more is posted for registrations made over it",
         )
+    ignore(HOLDING, LinkDown, why="nobody has registered over it")
     ignore(OVER, LinkDown, why="R11: what is remembered survives the link")
     for status in SERVING:
         on(
