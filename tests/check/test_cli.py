@@ -64,3 +64,13 @@ def test_a_limit_that_is_reached_fails_but_not_in_the_deep_set(
     monkeypatch.setattr(command, "check", lambda *_, **__: [report])
     assert not command.run_check(["cancel"], jobs=1)
     assert command.run_check(["cancel"], deep=True, jobs=1)
+
+
+def test_a_row_that_nothing_reaches_fails_the_whole_set_and_no_part_of_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = check_one(by_name("nothing-to-send"))
+    monkeypatch.setattr(command, "check", lambda *_, **__: [report])
+    assert not command.run_check([], jobs=1)
+    assert "rows that nothing reached: " in capsys.readouterr().out
+    assert command.run_check(["nothing-to-send"], jobs=1)

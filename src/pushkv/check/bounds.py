@@ -30,6 +30,8 @@ FAULTS = (
     "take_back",
     "abort",
     "preempt",
+    "arrive_again",
+    "lie",
     "lose",
     "impatience",
     "resend",
@@ -44,8 +46,10 @@ FAULTS = (
 )
 """What may go wrong, each as often as a configuration's budget says.
 
-`impatience` is any deadline that ends an attempt, a registration, a hold or a link. `repeat` is a
-message that comes twice, `refusal` a WRITE whose poster finds that the permit does not last.
+`arrive_again` is a request whose source was released already, `lie` a message that a producer has
+no right to send. `impatience` is any deadline that ends an attempt, a registration, a hold or a
+link. `repeat` is a message that comes twice, `refusal` a WRITE whose poster finds that the permit
+does not last.
 """
 
 UNIT = Duration(1)

@@ -25,6 +25,16 @@ from pushkv.core.events import (
     WriterGone,
 )
 from pushkv.core.ids import TransferId
+from pushkv.core.messages import (
+    AttemptMessage,
+    Complete,
+    Failed,
+    Progress,
+    Reason,
+    Registered,
+    Revoked,
+    Unproven,
+)
 
 from . import hands as in_hand
 from . import memory as blocks
@@ -163,11 +173,23 @@ def preempt(draft: Draft, move: Move) -> bool:
     """The engine takes the source back, once no WRITE reads it."""
     before = draft.node(move.at).prefill(move.name)
     assert before is not None
-    slot = draft.world.slots[move.at]
-    if draft.hands.of(move.name, slot.worker(draft.node(move.at).life)):
+    stage = Stage.YIELDING if _read(draft, move) else Stage.PREEMPTED
+    after = Prefilling(move.name, stage, 0)
+    return engine(draft, move.at, before, after, PrefillPreempted(TransferId(move.name)))
+
+
+def yields(draft: Draft, move: Move) -> bool:
+    """Nothing reads the source of a preempted prefill any more: it goes."""
+    if _read(draft, move):
         return False
     after = Prefilling(move.name, Stage.PREEMPTED, 0)
-    return engine(draft, move.at, before, after, PrefillPreempted(TransferId(move.name)))
+    draft.put_node(move.at, with_prefill(draft.node(move.at), after))
+    return True
+
+
+def _read(draft: Draft, move: Move) -> bool:
+    slot, life = draft.world.slots[move.at], draft.node(move.at).life
+    return bool(draft.hands.of(move.name, slot.worker(life)))
 
 
 def resume(draft: Draft, move: Move) -> bool:
@@ -330,6 +352,26 @@ def deliver(draft: Draft, move: Move) -> bool:
     return True
 
 
+def lie(draft: Draft, move: Move) -> bool:
+    """A producer that writes nothing says something about the latest attempt all the same."""
+    at = draft.world.pairs[move.at][CONSUMER]
+    live = draft.node(at).endpoint.consumers
+    if not live:
+        return False
+    attempt = live[-1][0]
+    messages: dict[str, AttemptMessage] = {
+        "registered": Registered(attempt),
+        "progress": Progress(attempt, 0),
+        "complete": Complete(attempt, ()),
+        "failed": Failed(attempt, (), Reason.GONE),
+        "revoked": Revoked(attempt, ()),
+        "unproven": Unproven(attempt, ()),
+    }
+    key = ("lie", move.number, move.name)
+    happen(draft, at, key, MessageReceived(move.number, messages[move.name]))
+    return True
+
+
 def close(draft: Draft, move: Move) -> bool:
     """An end learns that its connection is gone; what was on its way there is lost."""
     end = CONSUMER if move.name == "consumer" else PRODUCER
@@ -361,6 +403,7 @@ HANDLERS: dict[str, Callable[[Draft, Move], bool]] = {
     "compute": compute,
     "abort": abort,
     "preempt": preempt,
+    "yield": yields,
     "resume": resume,
     "fire": fire,
     "crash": crash,
@@ -370,6 +413,7 @@ HANDLERS: dict[str, Callable[[Draft, Move], bool]] = {
     "proven": proven,
     "connect": connect,
     "deliver": deliver,
+    "lie": lie,
     "hear": close,
     "lose": close,
     "report": close,

@@ -17,7 +17,7 @@ from .hands import Hands, choices
 from .nodes import Node, Nodes, Slot, Stage
 from .wires import CONSUMER, PRODUCER, End, Pair
 
-__all__ = ["KINDS", "TIME", "Move", "of_hands", "of_node", "of_pair"]
+__all__ = ["KINDS", "LIES", "TIME", "Move", "of_hands", "of_node", "of_pair"]
 
 KINDS = (
     "offer",
@@ -28,6 +28,7 @@ KINDS = (
     "compute",
     "abort",
     "preempt",
+    "yield",
     "resume",
     "fire",
     "crash",
@@ -37,6 +38,7 @@ KINDS = (
     "proven",
     "connect",
     "deliver",
+    "lie",
     "hear",
     "lose",
     "report",
@@ -46,6 +48,10 @@ KINDS = (
     "time",
 )
 """Every kind of move there is."""
+
+
+LIES = ("registered", "progress", "complete", "failed", "revoked", "unproven")
+"""What a producer may say without a cause. COMPLETE names no part."""
 
 
 @frozen
@@ -131,10 +137,14 @@ def _producer(configuration: Configuration, slot: Slot, at: int, node: Node) -> 
         if prefill is None:
             found.append(Move("arrive", at, name=transfer.name))
             continue
-        if prefill.stage in (Stage.QUEUED, Stage.RUNNING):
+        if prefill.stage in (Stage.QUEUED, Stage.RUNNING, Stage.PREEMPTED):
             found.append(Move("compute", at, name=transfer.name))
+        if prefill.stage == Stage.RELEASED:
+            found.append(Move("arrive", at, name=transfer.name, cost="arrive_again"))
         if prefill.stage == Stage.RUNNING:
             found.append(Move("preempt", at, name=transfer.name, cost="preempt"))
+        if prefill.stage == Stage.YIELDING:
+            found.append(Move("yield", at, name=transfer.name))
         if prefill.stage == Stage.PREEMPTED:
             found.append(Move("resume", at, name=transfer.name))
         if prefill.stage not in (Stage.ABORTED, Stage.RELEASED):
@@ -142,7 +152,7 @@ def _producer(configuration: Configuration, slot: Slot, at: int, node: Node) -> 
     return found
 
 
-def of_pair(at: int, pair: Pair) -> tuple[Move, ...]:
+def of_pair(configuration: Configuration, at: int, pair: Pair) -> tuple[Move, ...]:
     """What may happen to the connections of two workers."""
     found = [Move("connect", at)]
     for wire in pair.wires:
@@ -152,6 +162,8 @@ def of_pair(at: int, pair: Pair) -> tuple[Move, ...]:
                 found.append(Move("report", at, wire.number, name))
             if wire.ends[end] != End.OPEN:
                 continue
+            if end == CONSUMER and configuration.budget("lie"):
+                found += [Move("lie", at, wire.number, name, "lie") for name in LIES]
             if wire.queues[end]:
                 found.append(Move("deliver", at, wire.number, name))
                 found.append(Move("deliver", at, wire.number, name, "repeat"))

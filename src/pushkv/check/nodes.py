@@ -82,6 +82,7 @@ class Stage:
     ABSENT = "absent"
     QUEUED = "queued"
     RUNNING = "running"
+    YIELDING = "preempted, but read"
     PREEMPTED = "preempted"
     FINISHED = "finished"
     ABORTED = "aborted"

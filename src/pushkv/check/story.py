@@ -39,7 +39,7 @@ class Chapter:
 
 def tell(world: World, state: State, move: Move) -> Chapter:
     """What `move` is, in words."""
-    if move.kind in ("connect", "deliver", "hear", "lose", "report"):
+    if move.kind in ("connect", "deliver", "lie", "hear", "lose", "report"):
         return _network(world, state, move)
     if move.kind in ("post", "refuse", "write"):
         return _writes(world, state, move)
@@ -60,6 +60,7 @@ _ENGINE = {
     "compute": "{who} computes more of transfer {name}.",
     "abort": "{who} gives the request of transfer {name} up.",
     "preempt": "{who} preempts the prefill of transfer {name} and takes its source back.",
+    "yield": "Nothing reads the source of transfer {name} any more: {who} takes it back.",
     "resume": "{who} runs the prefill of transfer {name} again.",
     "fire": "A deadline comes at {who}: it {name}.",
     "crash": "{who} dies; what it has in flight flies on.",
@@ -75,6 +76,9 @@ def _network(world: World, state: State, move: Move) -> Chapter:
     if move.kind == "connect":
         sentence = f"{ends[0]} and {ends[1]} are connected, or the dial fails."
         return Chapter(ends[0], ends[1], sentence, "dial")
+    if move.kind == "lie":
+        what = move.name.upper()
+        return Chapter(ends[1], ends[0], f"{ends[1]} says {what} without a cause.", what)
     end = CONSUMER if move.name == "consumer" else PRODUCER
     me, peer = ends[end], ends[1 - end]
     if move.kind == "deliver":

@@ -214,7 +214,9 @@ class World:
         key = ("pair", at, number)
         known = self._moves.get(key)
         if known is None:
-            known = self._moves[key] = moves.of_pair(at, self.pair_parts[number])
+            known = self._moves[key] = moves.of_pair(
+                self.configuration, at, self.pair_parts[number]
+            )
         return known
 
     def _of_hands(self, number: int) -> tuple[Move, ...]:

@@ -23,7 +23,7 @@ from .world import Draft
 
 __all__ = ["happen", "post", "refuse", "write"]
 
-PINNED = (Stage.QUEUED, Stage.RUNNING, Stage.FINISHED, Stage.ABORTED)
+PINNED = (Stage.QUEUED, Stage.RUNNING, Stage.YIELDING, Stage.FINISHED, Stage.ABORTED)
 
 
 def happen(draft: Draft, at: int, key: Hashable, event: Event) -> tuple[Effect, ...]:

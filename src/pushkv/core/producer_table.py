@@ -149,6 +149,11 @@ def _engine_rows(table: Table[Producer]) -> None:
         PrefillResumed,
         why="I5: it was not preempted",
     )
+    _abort_rows(table)
+
+
+def _abort_rows(table: Table[Producer]) -> None:
+    on, ignore = table.on, table.ignore
     closed = "R8: told to the consumer when every handle is closed"
     on((QUEUED, HOLDING), PrefillAborted, to=FAILED, do=act.aborted, why=closed)
     on(
