@@ -11,6 +11,8 @@ from attrs import field, fields, frozen
 from pushkv.core.errors import ConfigurationError
 from pushkv.core.ids import Duration, seconds
 from pushkv.core.policy import Policy
+from pushkv.runtime import Certificates, SharedSecret
+from pushkv.runtime.credentials import Credentials
 
 __all__ = ["Options", "read_options"]
 
@@ -33,8 +35,14 @@ class Options:
             address (``VLLM_HOST_IP``, else the machine's) where that is every address.
         port: The control channel's port; 0 for any. A router that dispatches both legs at once must
             know the prefill engine's. Engine i of a data-parallel group adds i.
-        plaintext: Listen beyond loopback although the channel is not authenticated in this version:
-            whoever reaches it can overwrite the KV cache.
+        shared_secret_path: A file with the secret that every engine of the deployment knows; both
+            ends of a control connection prove that they do.
+        authority_path: Certificates, in PEM, of who signed those of the peers; with
+            `certificate_path` and `key_path` in place of a shared secret.
+        certificate_path: Our own certificate.
+        key_path: Its private key.
+        plaintext: Go beyond loopback although the channel is not authenticated: whoever reaches it
+            can overwrite the KV cache.
         model: The model's name compared with the peer's; None for the one the engine was started
             with. Set it where both engines load the same weights from different places.
         weights_epoch: The version of weights that change at run time; compared with the peer's.
@@ -53,6 +61,10 @@ class Options:
     listen_host: str = "127.0.0.1"
     advertise_host: str | None = None
     port: int = 0
+    shared_secret_path: Path | None = None
+    authority_path: Path | None = None
+    certificate_path: Path | None = None
+    key_path: Path | None = None
     plaintext: bool = False
     model: str | None = None
     weights_epoch: str = "0"
@@ -62,6 +74,28 @@ class Options:
     trace_path: Path | None = None
     stop_timeout_s: float = 5.0
     policy: Policy = field(factory=Policy)
+
+    @property
+    def credentials(self) -> Credentials | None:
+        """How the control channel proves itself; None for plaintext.
+
+        Raises:
+            ConfigurationError: Some of the three files of a certificate are missing, or there is a
+                shared secret as well.
+        """
+        files = {
+            name: getattr(self, name) for name in ("authority_path", "certificate_path", "key_path")
+        }
+        given = {name: path for name, path in files.items() if path is not None}
+        secret = self.shared_secret_path
+        if not given:
+            return None if secret is None else SharedSecret(secret)
+        if secret is not None:
+            raise ConfigurationError("shared_secret_path", str(secret), f"none beside {min(given)}")
+        if len(given) < len(files):
+            missing = min(set(files) - set(given))
+            raise ConfigurationError(missing, None, f"a file, where {min(given)} is given")
+        return Certificates(*files.values())
 
     def exposed_blocks(self, block_count: int) -> int:
         """The most blocks of a pool of `block_count` that may be registered or quarantined."""
@@ -92,7 +126,10 @@ def read_options(extra: Mapping[str, object]) -> Options:
             raise ConfigurationError(
                 f"kv_connector_extra_config.{name}", value, "one of: " + ", ".join(close)
             )
-    return Options(**values, policy=Policy(**policy))  # type: ignore[arg-type]
+    options = Options(**values, policy=Policy(**policy))  # type: ignore[arg-type]
+    if options.credentials is not None and options.plaintext:
+        raise ConfigurationError("plaintext", True, "false where there are credentials")
+    return options
 
 
 def _policy_value(name: str, value: object) -> int:
@@ -105,6 +142,10 @@ def _text(name: str, value: object) -> str:
     if isinstance(value, str) and value and value.isprintable():
         return value
     raise ConfigurationError(name, value, "a string")
+
+
+def _path(name: str, value: object) -> Path:
+    return Path(_text(name, value))
 
 
 def _epoch(name: str, value: object) -> str:
@@ -141,6 +182,10 @@ _READERS: dict[str, Callable[[str, object], object]] = {
     "transport_options": _mapping,
     "listen_host": _text,
     "advertise_host": _text,
+    "shared_secret_path": _path,
+    "authority_path": _path,
+    "certificate_path": _path,
+    "key_path": _path,
     "plaintext": _boolean,
     "port": lambda name, value: _integer(name, value, most=65_535),
     "model": _text,
@@ -148,6 +193,6 @@ _READERS: dict[str, Callable[[str, object], object]] = {
     "advertise_push": _boolean,
     "exposed_share": lambda name, value: _number(name, value, least=0.01, most=1.0),
     "pinned_share": lambda name, value: _number(name, value, least=0.01, most=1.0),
-    "trace_path": lambda name, value: Path(_text(name, value)),
+    "trace_path": _path,
     "stop_timeout_s": lambda name, value: _number(name, value, least=0.0, most=3_600.0),
 }

@@ -82,6 +82,7 @@ class WorkerHalf:
                 listen_host=options.listen_host,
                 listen_port=self._port(),
                 advertise_host=_advertised(options),
+                credentials=options.credentials,
                 plaintext=options.plaintext,
                 model=model_identity(config, options.model, options.weights_epoch),
                 layout=layout,

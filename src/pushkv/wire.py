@@ -325,12 +325,17 @@ def _message(content: bytes) -> Message:
 
 
 class Decoder:
-    """Cuts one connection's bytes into messages. Does no I/O; not thread-safe."""
+    """Cuts one connection's bytes into messages. Does no I/O; not thread-safe.
 
-    __slots__ = ("_buffer", "_fatal")
+    Args:
+        first_bytes_most: The longest first frame, which comes from somebody not known yet.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_buffer", "_bytes_most", "_fatal")
+
+    def __init__(self, first_bytes_most: int = FRAME_BYTES_MOST) -> None:
         self._buffer = bytearray()
+        self._bytes_most = min(first_bytes_most, FRAME_BYTES_MOST)
         self._fatal: RemoteProtocolError | None = None
 
     def feed(self, data: bytes) -> list[Message | Malformed]:
@@ -351,10 +356,10 @@ class Decoder:
         start = 0
         while len(buffer) - start >= _LENGTH_BYTES:
             length = int.from_bytes(buffer[start : start + _LENGTH_BYTES], "big")
-            if not _HEAD_BYTES <= length <= FRAME_BYTES_MOST:
+            if not _HEAD_BYTES <= length <= self._bytes_most:
                 buffer.clear()
                 self._fatal = RemoteProtocolError(
-                    "frame length", length, f"{_HEAD_BYTES} to {FRAME_BYTES_MOST} bytes"
+                    "frame length", length, f"{_HEAD_BYTES} to {self._bytes_most} bytes"
                 )
                 raise self._fatal
             end = start + _LENGTH_BYTES + length
@@ -365,5 +370,6 @@ class Decoder:
             except RemoteProtocolError as refusal:
                 found.append(Malformed(refusal.field, refusal.value, refusal.expected))
             start = end
+            self._bytes_most = FRAME_BYTES_MOST
         del buffer[:start]
         return found

@@ -27,10 +27,13 @@ BLOCKS = 256
 class _Child:
     """What the process does; each method may be called from the test's process."""
 
-    def __init__(self, name: str, port: int, changes: Mapping[str, Any], layers: int) -> None:
+    def __init__(
+        self, name: str, port: int, changes: Mapping[str, Any], layers: int, more: Mapping[str, Any]
+    ) -> None:
         self.cache = ReferenceCache(layers=layers, block_count=BLOCKS)
+        policy = evolve(QUICK, **changes)
         config = RuntimeConfig(
-            EngineId(name), self.cache.layout, listen_port=port, policy=evolve(QUICK, **changes)
+            EngineId(name), self.cache.layout, listen_port=port, policy=policy, **more
         )
         self.runtime = Runtime(config, load_transport("nixl", {}))
         self.runtime.start()
@@ -92,11 +95,16 @@ class NixlNode:
     """The test's handle; a context that leaves no process behind."""
 
     def __init__(
-        self, name: str, port: int = 0, changes: Mapping[str, Any] | None = None, layers: int = 2
+        self,
+        name: str,
+        port: int = 0,
+        changes: Mapping[str, Any] | None = None,
+        layers: int = 2,
+        **more: Any,
     ) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        arguments = (theirs, name, port, changes or {}, layers)
+        arguments = (theirs, name, port, changes or {}, layers, more)
         self.process = context.Process(target=_serve, args=arguments, daemon=True)
         self.process.start()
         theirs.close()

@@ -20,7 +20,9 @@ from pushkv.core.errors import ConfigurationError
 from pushkv.core.events import ConnectionClosed, ConnectionOpened, Event, MessageReceived
 from pushkv.core.ids import AttemptId, Duration, EngineId, Incarnation, TransferId
 from pushkv.core.messages import Hello, Ping, RankAddress, Registered
-from pushkv.runtime.channel import Channel, is_loopback
+from pushkv.runtime.addresses import is_loopback, neighbourhood
+from pushkv.runtime.admission import Limits
+from pushkv.runtime.channel import Channel
 from pushkv.wire import FRAME_BYTES_MOST, frame
 
 pytestmark = pytest.mark.asyncio
@@ -79,7 +81,7 @@ async def listening(**limits: Any) -> AsyncIterator[Listening]:
     def count(cause: str, _: str) -> None:
         counts[cause] += 1
 
-    channel = Channel(events.append, count, **limits)
+    channel = Channel(events.append, count, Limits(**limits))
     port = await channel.listen("127.0.0.1", 0)
     async with anyio.create_task_group() as tasks:
         channel.serve(tasks)
@@ -148,7 +150,7 @@ async def test_a_bad_body_is_counted_and_its_connection_lives() -> None:
         await stream.aclose()
 
 
-@pytest.mark.parametrize("said", [b"", b"\0\0", frame(Ping(1))])
+@pytest.mark.parametrize("said", [b"", b"\0\0", frame(HELLO)[:-1]])
 async def test_who_says_no_hello_is_hung_up_on(said: bytes) -> None:
     async with listening(hello_s=0.05) as end:
         greeted, _ = await end.greet()
@@ -193,8 +195,9 @@ async def test_an_unsendable_message_is_counted_and_the_next_one_leaves() -> Non
         await stream.aclose()
 
 
-async def test_more_connections_than_allowed_are_closed_at_once() -> None:
-    async with listening(connections_most=2) as end:
+@pytest.mark.parametrize("which", ["connections_most", "connections_per_address_most"])
+async def test_more_connections_than_allowed_are_closed_at_once(which: str) -> None:
+    async with listening(**{which: 2}) as end:
         kept = [await end.greet() for _ in range(2)]
         third = await end.connect()
         await ends(third)
@@ -375,3 +378,13 @@ async def test_an_address_that_is_none_is_named(host: str) -> None:
 async def test_only_loopback_is_loopback() -> None:
     assert all(map(is_loopback, ("localhost", "127.0.0.1", "127.9.9.9", "::1")))
     assert not any(map(is_loopback, ("", "0.0.0.0", "::", "10.0.0.1", "example.org")))
+    assert is_loopback("::ffff:127.0.0.1")
+    assert not is_loopback("::ffff:10.0.0.1")
+
+
+async def test_a_host_of_ipv6_counts_as_its_prefix() -> None:
+    assert neighbourhood("10.1.2.3") == "10.1.2.3"
+    assert neighbourhood("fe80::1:2%eth0") == neighbourhood("fe80::ffff:9") == "fe80::/64"
+    assert neighbourhood("2001:db8::1") != neighbourhood("2001:db8:0:1::1")
+    assert neighbourhood("::ffff:10.1.2.3") != neighbourhood("::ffff:10.1.2.4")
+    assert neighbourhood("") == ""

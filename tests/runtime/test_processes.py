@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import secrets
 import statistics
 import time
+from pathlib import Path
 
 import pytest
+from tests.runtime.keys import Authority, own_address
 from tests.runtime.nixl_node import BLOCKS, NixlNode
 from tests.runtime.node import until
 
 from pushkv.core.ids import seconds
 from pushkv.core.messages import Reason
+from pushkv.runtime import SharedSecret
+from pushkv.runtime.credentials import Credentials
 from pushkv.testing.reference_engine import ReferenceCache, Role, generate
 
 pytestmark = [pytest.mark.nixl, pytest.mark.timeout(60)]
@@ -93,3 +98,37 @@ def test_both_stop_cleanly_and_a_short_transfer_takes_little() -> None:
         assert consumer.call("stop", 5.0)
         assert producer.call("stop", 5.0)
         assert consumer.call("free") == producer.call("free") == BLOCKS
+
+
+@pytest.mark.parametrize("kind", ["shared secret", "certificates"])
+def test_two_processes_reach_each_other_over_tls_alone(tmp_path: Path, kind: str) -> None:
+    host = own_address()
+    if host is None:
+        pytest.skip("this machine has no address but loopback")
+    known = tmp_path / "secret"
+    known.write_text(secrets.token_hex(32))
+    ours: Credentials = SharedSecret(known)
+    theirs: Credentials = ours
+    if kind == "certificates":
+        authority = Authority(tmp_path)
+        ours, theirs = (authority.sign(name, (name,)) for name in ("P", "D"))
+    strange = tmp_path / "another"
+    strange.write_text(secrets.token_hex(32))
+    with (
+        NixlNode("P", changes=PATIENT, listen_host=host, credentials=ours) as producer,
+        NixlNode("D", changes=PATIENT, listen_host=host, credentials=theirs) as consumer,
+        NixlNode(
+            "S", changes={"waiting": seconds(1)}, credentials=SharedSecret(strange)
+        ) as stranger,
+    ):
+        for node in (producer, consumer, stranger):
+            node.ready()
+        assert producer.address.host == host
+        stranger.call("submit", "t", PROMPT, Role.CONSUME, 4, producer.address)
+        generation = stranger.call("result", "t")
+        assert (generation.reason, generation.tokens) == (Reason.UNREACHABLE, right(PROMPT))
+        generation = transfer("u", producer, consumer)
+        assert (generation.reason, generation.tokens) == (None, right(PROMPT))
+        assert not generation.prefilled
+        assert producer.call("counters")["tls_failed"] >= 1
+        assert "tls_failed" not in consumer.call("counters")

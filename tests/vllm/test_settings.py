@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from pushkv.core.errors import ConfigurationError, RemoteProtocolError
 from pushkv.core.ids import seconds
 from pushkv.core.policy import Policy
+from pushkv.runtime import Certificates, SharedSecret
 from pushkv_vllm.config import Options, read_options
 from pushkv_vllm.identity import RequestName, prompt_digest, read_name, transfer_id
 from pushkv_vllm.params import ConsumerLeg, ProducerLeg, read_params
@@ -29,6 +31,23 @@ def test_durations_are_seconds_and_counts_are_counts() -> None:
     options = read_options({"lease_s": 4, "hold_s": 12.5, "attempts": 5, "transport": "memory"})
     assert options.policy == Policy(lease=seconds(4), hold=seconds(12.5), attempts=5)
     assert options.transport == "memory"
+
+
+def test_credentials_are_a_secret_or_three_files() -> None:
+    assert read_options({}).credentials is None
+    secret = read_options({"shared_secret_path": "/run/secret"}).credentials
+    assert secret == SharedSecret(Path("/run/secret"))
+    files = {"authority_path": "/a", "certificate_path": "/c", "key_path": "/k"}
+    assert read_options(files).credentials == Certificates(Path("/a"), Path("/c"), Path("/k"))
+    for wrong, field in (
+        ({"authority_path": "/a", "key_path": "/k"}, "certificate_path"),
+        ({"certificate_path": "/c"}, "authority_path"),
+        ({**files, "shared_secret_path": "/s"}, "shared_secret_path"),
+        ({"shared_secret_path": "/s", "plaintext": True}, "plaintext"),
+    ):
+        with pytest.raises(ConfigurationError) as error:
+            read_options(wrong)
+        assert error.value.field == field
 
 
 @pytest.mark.parametrize(
@@ -59,6 +78,8 @@ def test_an_option_like_no_other_lists_them_all() -> None:
         ("port", True),
         ("port", "80"),
         ("plaintext", "yes"),
+        ("shared_secret_path", ""),
+        ("authority_path", 3),
         ("advertise_push", 1),
         ("exposed_share", 0),
         ("exposed_share", 2),

@@ -14,7 +14,9 @@ from pushkv.core.ids import EngineId, Incarnation
 from pushkv.core.policy import Policy
 from pushkv.layout import CacheLayout
 
-from .channel import is_loopback
+from .addresses import is_loopback
+from .admission import Limits
+from .credentials import Credentials
 
 __all__ = ["RuntimeConfig", "new_incarnation"]
 
@@ -36,13 +38,16 @@ class RuntimeConfig:
         model: What must be equal at both ends beside the layout: weights, dtype, rope, epoch.
         incarnation: New for each process life, the same for all ranks of it.
         rank: This worker's rank.
-        listen_host: Where to accept control connections. The channel is plaintext in this version,
-            so an address that others can reach needs `plaintext`.
+        listen_host: Where to accept control connections. An address that others can reach needs
+            `credentials`.
         listen_port: 0 takes any free one.
         advertise_host: The name under which peers reach `listen_host`; the same by default, which
             will not do where that is every address.
-        plaintext: Accept an unauthenticated channel beyond loopback. Whoever reaches it can
+        credentials: How both ends of a control connection prove themselves (mutual TLS 1.3); None
+            for plaintext, which neither listens nor dials beyond loopback.
+        plaintext: Let a channel without credentials reach beyond loopback. Whoever reaches it can
             overwrite the KV cache.
+        limits: Bounds of the control channel.
         policy: Durations and bounds.
         cores: CPU cores for the runtime's threads and its transport's, where these must not be
             those of the thread that starts it; empty for those. Linux only.
@@ -61,7 +66,9 @@ class RuntimeConfig:
     listen_host: str = "127.0.0.1"
     listen_port: int = 0
     advertise_host: str = ""
+    credentials: Credentials | None = None
     plaintext: bool = False
+    limits: Limits = field(factory=Limits)
     policy: Policy = field(factory=Policy)
     cores: frozenset[int] = frozenset()
     trace_path: Path | None = None
@@ -72,12 +79,14 @@ class RuntimeConfig:
             raise ConfigurationError("engine", self.engine, "a name")
         if not 0 <= self.listen_port <= 65535:
             raise ConfigurationError("listen_port", self.listen_port, "0 to 65535")
-        if not is_loopback(self.listen_host) and not self.plaintext:
+        if self.plaintext and self.credentials is not None:
+            raise ConfigurationError("plaintext", True, "false where there are credentials")
+        if not (self.plaintext or self.credentials or is_loopback(self.listen_host)):
             raise ConfigurationError(
                 "listen_host",
                 self.listen_host,
-                "a loopback address, or plaintext=True on a network where every host may be "
-                "trusted with the KV cache",
+                "a loopback address, or credentials, or plaintext=True on a network where every "
+                "host may be trusted with the KV cache",
             )
         if self.listen_host in EVERY_ADDRESS and not self.advertise_host:
             raise ConfigurationError(

@@ -26,8 +26,9 @@ from pushkv.transport import Transport
 from pushkv.wire import PROTOCOL, frame
 
 from .bridge import Bridge
-from .channel import Channel, is_loopback
+from .channel import Channel
 from .config import RuntimeConfig
+from .credentials import Tls
 from .failures import Failures
 from .loop import Loop
 from .wakeup import Wakeup
@@ -42,6 +43,25 @@ CLOSE_S = 1.0
 """For what is still queued, and for the transport, once everything has drained."""
 CUT_S = 0.1
 """The same when it has not, and nobody waits any longer."""
+HELLO_BYTES = 1024 * 1024
+"""A peer's HELLO may be so much longer than four times our own."""
+LOUD = frozenset(
+    {
+        "channel_full",
+        "channels_full",
+        "dial_failed",
+        "malformed_hello",
+        "plaintext_refused",
+        "stranger_dropped",
+        "tls_failed",
+        "too_many_connections",
+        "too_many_messages",
+        "wrong_identity",
+    }
+)
+"""Causes that an operator should see, but not as often as a stranger likes."""
+LOUD_EVERY_S = 10.0
+"""A loud cause is a warning so often; between two it is a line for debugging."""
 
 
 class Runtime:
@@ -63,6 +83,7 @@ class Runtime:
         """The engine's side: `submit`, `take`, `wait`."""
         self._failures = Failures(config.rank, self.counters)
         self._inbox: deque[Event] = deque()
+        self._quiet_until_s: dict[str, float] = {}
         self._port = 0
         self._lock = threading.Lock()
         self._is_used = False
@@ -168,18 +189,23 @@ class Runtime:
     async def _run(self) -> bool:
         """Everything from the first socket to the last; returns whether all was drained."""
         config = self.config
-        if not is_loopback(config.listen_host):
+        tls = None if config.credentials is None else Tls(config.credentials, config.engine)
+        if config.plaintext:
             log.warning(
                 "control channel of %s on %s is plaintext: whoever reaches it can overwrite the "
                 "KV cache",
                 config.engine,
                 config.listen_host,
             )
-        channel = Channel(self._deliver, self._count)
+        channel = Channel(
+            self._deliver, self._count, config.limits, tls, plaintext=config.plaintext
+        )
         loop: Loop | None = None
         try:
             self._port = await channel.listen(config.listen_host, config.listen_port)
             identity = self._start_transport()
+            if not config.limits.hello_bytes_most:
+                channel.hello_bytes_most = HELLO_BYTES + 4 * len(frame(identity.hello))
             loop = Loop(
                 config,
                 identity,
@@ -256,4 +282,8 @@ class Runtime:
 
     def _count(self, cause: str, detail: str) -> None:
         self.counters[cause] += 1
-        log.debug("%s: %s", cause, detail)
+        level = logging.DEBUG
+        if cause in LOUD and anyio.current_time() >= self._quiet_until_s.get(cause, 0.0):
+            self._quiet_until_s[cause] = anyio.current_time() + LOUD_EVERY_S
+            level = logging.WARNING
+        log.log(level, "control channel: %s (%s so far): %s", cause, self.counters[cause], detail)
