@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import pkgutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from attrs import field, fields, frozen
 from pushkv.core.errors import ConfigurationError
 from pushkv.core.ids import Duration, seconds
 from pushkv.core.policy import Policy
-from pushkv.runtime import Certificates, SharedSecret
+from pushkv.runtime import AskWhetherGone, Certificates, SharedSecret
 from pushkv.runtime.credentials import Credentials
 
 __all__ = ["Options", "read_options"]
@@ -51,6 +52,8 @@ class Options:
         exposed_share: The share of the block pool that may be registered or quarantined at once.
         pinned_share: The share of it that finished prefills may pin; beyond, the oldest that no
             decode engine has registered for is given up.
+        is_gone: The orchestrator's word on lost prefill engines, as "module:function"; see
+            `pushkv.runtime.AskWhetherGone`. None for the kernel's alone.
         trace_path: Where the runtime writes its trace; None for nowhere.
         stop_timeout_s: How long shutting down may wait for WRITEs that are under way.
         policy: Every duration and bound of the protocol.
@@ -71,6 +74,7 @@ class Options:
     advertise_push: bool = True
     exposed_share: float = 0.5
     pinned_share: float = 0.5
+    is_gone: AskWhetherGone | None = None
     trace_path: Path | None = None
     stop_timeout_s: float = 5.0
     policy: Policy = field(factory=Policy)
@@ -153,6 +157,16 @@ def _epoch(name: str, value: object) -> str:
     return str(value) if type(value) is int else _text(name, value)
 
 
+def _function(name: str, value: object) -> AskWhetherGone:
+    try:
+        found: object = pkgutil.resolve_name(_text(name, value))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(name, value, f'"module:function" ({error})') from error
+    if not callable(found):
+        raise ConfigurationError(name, value, "a function")
+    return found
+
+
 def _boolean(name: str, value: object) -> bool:
     if isinstance(value, bool):
         return value
@@ -193,6 +207,7 @@ _READERS: dict[str, Callable[[str, object], object]] = {
     "advertise_push": _boolean,
     "exposed_share": lambda name, value: _number(name, value, least=0.01, most=1.0),
     "pinned_share": lambda name, value: _number(name, value, least=0.01, most=1.0),
+    "is_gone": _function,
     "trace_path": _path,
     "stop_timeout_s": lambda name, value: _number(name, value, least=0.0, most=3_600.0),
 }

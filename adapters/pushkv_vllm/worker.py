@@ -88,6 +88,7 @@ class WorkerHalf:
                 layout=layout,
                 policy=policy,
                 cores=CORES,
+                is_gone=options.is_gone,
                 trace_path=options.trace_path,
             ),
             load_transport(options.transport, options.transport_options),

@@ -38,6 +38,7 @@ __all__ = [
     "PAIR_KEY_LENGTH_MOST",
     "PAIR_VALUE_LENGTH_MOST",
     "PARTS_MOST",
+    "PROCESS_LENGTH_MOST",
     "PROTOCOL",
     "RANKS_MOST",
     "TOKENS_MOST",
@@ -69,6 +70,7 @@ PAIRS_MOST = 256
 PAIR_KEY_LENGTH_MOST = 128
 PAIR_VALUE_LENGTH_MOST = 1_024
 MEMORY_BYTES_MOST = 4 * 1024 * 1024
+PROCESS_LENGTH_MOST = 128
 
 _LENGTH_BYTES = 4
 _HEAD_BYTES = 2
@@ -278,6 +280,7 @@ _CODECS: dict[type[Any], _Codec] = dict(
             lease=_DURATION,
             directory=_DIRECTORY,
             memory=binary(MEMORY_BYTES_MOST),
+            process=text(PROCESS_LENGTH_MOST),
         ),
         _link_message(
             14,

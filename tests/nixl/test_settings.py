@@ -67,7 +67,7 @@ def test_capabilities_say_what_the_backend_promises(monkeypatch: pytest.MonkeyPa
     assert promised.name == "nixl/UCX"
     assert promised.done_means_visible
     assert promised.write_bound is None
-    assert promised.death_bound is None
+    assert promised.death_bound == seconds(10)
     assert not promised.reaches_successor
     assert promised.shared_memory
     assert transport.version.startswith("nixl 1.")
@@ -82,6 +82,7 @@ def test_capabilities_say_what_the_backend_promises(monkeypatch: pytest.MonkeyPa
     weak = NixlTransport(backend="LIBFABRIC").capabilities
     assert not weak.done_means_visible
     assert weak.reaches_successor
+    assert weak.death_bound is None
     assert weak.shared_memory
 
 

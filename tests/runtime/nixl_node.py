@@ -22,6 +22,7 @@ from pushkv.transport import load_transport
 
 ANSWER_S = 30.0
 BLOCKS = 256
+DEATH_BOUND_S = 0.5
 
 
 class _Child:
@@ -35,7 +36,7 @@ class _Child:
         config = RuntimeConfig(
             EngineId(name), self.cache.layout, listen_port=port, policy=policy, **more
         )
-        self.runtime = Runtime(config, load_transport("nixl", {}))
+        self.runtime = Runtime(config, load_transport("nixl", {"death_bound_s": DEATH_BOUND_S}))
         self.runtime.start()
         self.engine = ReferenceEngine(self.cache, self.runtime.bridge)
         self.engine.start()
@@ -134,6 +135,14 @@ class NixlNode:
         if not fine:
             raise AssertionError(f"{name} raised {answer}")
         return answer
+
+    def pause(self) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         self.process.kill()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.runtime.keys import Authority, own_address
-from tests.runtime.nixl_node import BLOCKS, NixlNode
+from tests.runtime.nixl_node import BLOCKS, DEATH_BOUND_S, NixlNode
 from tests.runtime.node import until
 
 from pushkv.core.ids import seconds
@@ -21,6 +21,7 @@ from pushkv.testing.reference_engine import ReferenceCache, Role, generate
 pytestmark = [pytest.mark.nixl, pytest.mark.timeout(60)]
 
 PROMPT = tuple(range(100))
+LOST = (Reason.LINK_LOST, Reason.UNREACHABLE, Reason.WAITED)
 PATIENT = {"expected": seconds(20), "hold": seconds(20), "waiting": seconds(20)}
 
 
@@ -71,19 +72,43 @@ def test_a_producer_is_killed_and_its_successor_on_the_same_port_serves() -> Non
             generation = consumer.call("result", "t")
             assert generation.tokens == right(PROMPT)
             assert generation.prefilled
-            assert generation.reason in (Reason.LINK_LOST, Reason.UNREACHABLE, Reason.WAITED)
+            assert generation.reason in LOST
             assert time.monotonic() - began < 25
-            blocks = -(-(len(PROMPT) + 4) // 16)
-            assert consumer.call("free") == BLOCKS - blocks, (
-                "NIXL bounds nothing: what a dead producer was told of stays quarantined"
-            )
+            # The kernel says that the first one is dead: nothing stays quarantined.
+            until(lambda: consumer.call("free") == BLOCKS)
             producer.ready()
             generation = transfer("u", producer, consumer)
             assert (generation.reason, generation.tokens) == (None, right(PROMPT))
-            assert consumer.call("free") == BLOCKS - blocks
+            assert consumer.call("free") == BLOCKS
             counters = consumer.call("counters")
             assert sum(counters[each] for each in counters if each.startswith("not_delivered")) >= 1
-            assert not consumer.call("stop", 0.2), "the quarantined blocks may still be written"
+            assert consumer.call("stop", 5.0), "nobody can write here any more"
+
+
+def test_a_producer_that_is_stopped_is_not_dead() -> None:
+    """R14: whoever is silent may go on where it was, and write."""
+    with (
+        NixlNode("P", changes=PATIENT) as producer,
+        NixlNode("D", changes={**PATIENT, "waiting": seconds(2)}) as consumer,
+        NixlNode("E", changes={**PATIENT, "waiting": seconds(2)}) as other,
+    ):
+        address = producer.ready().address
+        for node in (consumer, other):
+            node.ready().call(
+                "submit", "t" + str(node.process.pid), PROMPT, Role.CONSUME, 4, address
+            )
+            assert transfer("before" + str(node.process.pid), producer, node).reason is None
+        producer.pause()
+        for node in (consumer, other):
+            generation = node.call("result", "t" + str(node.process.pid))
+            assert (generation.prefilled, generation.tokens) == (True, right(PROMPT))
+            assert generation.reason in LOST
+            assert "not_delivered_writer_gone" not in node.call("counters")
+        time.sleep(2 * DEATH_BOUND_S)
+        assert consumer.call("free") < BLOCKS
+        assert not other.call("stop", 0.2), "the quarantined blocks may still be written"
+        producer.resume()
+        until(lambda: consumer.call("free") == BLOCKS)
 
 
 def test_both_stop_cleanly_and_a_short_transfer_takes_little() -> None:

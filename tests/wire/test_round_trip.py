@@ -96,6 +96,7 @@ def at_bounds() -> list[Message]:
             Duration(I63),
             directory,
             memory,
+            WIDE * wire.PROCESS_LENGTH_MOST,
         ),
         Refused(word, value, value),
     ]

@@ -23,10 +23,11 @@ A WRITE
 
 What is promised, and why
     ``done_means_visible``: over UCX DONE follows the flush of the endpoint; over LIBFABRIC it
-    says only that the source may be reused. ``write_bound`` and ``death_bound`` are None unless
-    the deployer gives them: NIXL cannot cancel, a stopped process posts late, and UCX chooses the
-    lane. Over cma the writer's own CPU copies, so its death ends it; bytes in TCP's buffers or on
-    an RDMA network outlive it. ``reaches_successor``: over UCX no; a successor has other keys and
+    says only that the source may be reused. ``write_bound`` is None unless the deployer gives it:
+    NIXL cannot cancel, a stopped process posts late, and UCX chooses the lane. ``death_bound`` is
+    ten seconds over UCX and None over LIBFABRIC: over cma the writer's own CPU copies, so its
+    death ends it; bytes in TCP's buffers or on an RDMA network outlive it, but not for long.
+    ``reaches_successor``: over UCX no; a successor has other keys and
     another connection, and WRITEs to the old one end in an error. (cma names a process by its
     number within one pid namespace; the numbers would have to wrap around under a live
     connection.) ``shared_memory``: yes, unless ``UCX_TLS`` names transports and none of them is

@@ -28,6 +28,7 @@ from pushkv.core.effects import (
     PermitGranted,
     RetryDue,
     SourceReleased,
+    WriterJoined,
 )
 from pushkv.core.endpoint import Endpoint, Identity
 from pushkv.core.events import ArrivalSeen, Event, Tick
@@ -422,7 +423,7 @@ def _at_node(node: Node, effect: Effect) -> tuple[Node, bool, list[tuple[str, st
             if found is None or found.stage in (Stage.ABSENT, Stage.RELEASED):
                 return node, True, [("I3", f"the source of {transfer} is released twice")]
             return with_prefill(node, evolve(found, stage=Stage.RELEASED)), True, []
-        case Counted() | PeerJoined() | LookForArrivals() | RetryDue():
+        case Counted() | PeerJoined() | WriterJoined() | LookForArrivals() | RetryDue():
             return node, True, []
         case _:
             return node, False, []

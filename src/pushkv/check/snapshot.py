@@ -67,6 +67,7 @@ class EndpointState:
     attempt_max: int
     blocks: tuple[tuple[tuple[TransferId, int], int], ...]
     settling: tuple[AttemptId, ...]
+    quarantined: tuple[AttemptId, ...]
     producers: tuple[tuple[ProducerKey, Producer], ...]
     sources: tuple[tuple[TransferId, SourceState], ...]
     ranks: tuple[tuple[TransferId, tuple[int, ...]], ...]
@@ -161,6 +162,7 @@ def freeze(endpoint: Endpoint, lease: int) -> EndpointState:
         attempt_max=receiving._attempt_max,
         blocks=tuple(receiving._blocks.items()),
         settling=tuple(sorted(receiving.settling)),
+        quarantined=tuple(sorted(receiving.quarantined)),
         producers=tuple(sending.producers.states.items()),
         sources=tuple((key, _source(each)) for key, each in sending._sources.items()),
         ranks=tuple(sending._ranks.items()),
@@ -212,6 +214,7 @@ def thaw(state: EndpointState, endpoint: Endpoint) -> None:
     receiving._attempt_max = state.attempt_max
     receiving._blocks = dict(state.blocks)
     receiving.settling = set(state.settling)
+    receiving.quarantined = set(state.quarantined)
     _refill(sending.producers.states, state.producers)
     sending._sources = {
         key: _Source(

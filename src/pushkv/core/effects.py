@@ -46,6 +46,7 @@ __all__ = [
     "SuspectLink",
     "Transmit",
     "WithdrawMember",
+    "WriterJoined",
 ]
 
 
@@ -241,6 +242,14 @@ class PeerJoined:
 
 
 @frozen
+class WriterJoined:
+    """A producer's HELLO was accepted: it may write here from now on, until its process is dead."""
+
+    peer: Worker
+    hello: Hello
+
+
+@frozen
 class LookForArrivals:
     """Look for arrivals while some attempt needs them."""
 
@@ -319,6 +328,7 @@ Effect = (
     | PermitGranted
     | PermitEnded
     | PeerJoined
+    | WriterJoined
     | LookForArrivals
     | Report
 )

@@ -30,6 +30,7 @@ from .effects import (
     ProducerAddress,
     SendLink,
     Transmit,
+    WriterJoined,
 )
 from .events import Closed, ConnectionClosed, ConnectionOpened, Doubted, Opened, Unwanted, Wanted
 from .ids import Epoch, Incarnation, Instant, Worker
@@ -215,7 +216,7 @@ class Links:
         if connection.dialed is not None:
             key: LinkKey = connection.dialed
             epoch = Epoch(connection.nonce, theirs.nonce)
-            effects.append(Transmit(number, ours))
+            effects += [Transmit(number, ours), WriterJoined(peer, theirs)]
         else:
             key = peer
             epoch = Epoch(theirs.nonce, connection.nonce)

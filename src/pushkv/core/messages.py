@@ -214,7 +214,9 @@ class Hello:
 
     The producer's end speaks first. `memory` is what a producer's transport needs to WRITE here; it
     grants access to the whole registered cache, so only a consumer says it, and only in answer to a
-    HELLO it has accepted, over an authenticated connection. A producer's is empty.
+    HELLO it has accepted, over an authenticated connection. A producer's is empty. `process` says
+    which process speaks, so that a peer on the same host can tell for certain that it is dead; ""
+    where it cannot be said.
     """
 
     protocol: int
@@ -229,6 +231,7 @@ class Hello:
     lease: Duration
     directory: tuple[RankAddress, ...]
     memory: bytes
+    process: str = ""
 
 
 @frozen

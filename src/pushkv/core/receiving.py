@@ -7,7 +7,7 @@ import hashlib
 from . import consumer as consumer_machine
 from . import consumer_actions
 from . import request as request_machine
-from .consumer import Consumer
+from .consumer import Consumer, ConsumerStatus
 from .consumer_table import CONSUMER
 from .effects import (
     BlocksReleased,
@@ -58,6 +58,13 @@ RequestKey = tuple[TransferId, int]
 TO_CONSUMER = (Registered, Progress, Complete, Failed, Revoked, Unproven)
 
 
+def _mark(marked: set[AttemptId], attempt: AttemptId, belongs: bool) -> None:
+    if belongs:
+        marked.add(attempt)
+    else:
+        marked.discard(attempt)
+
+
 class Receiving:
     """Everything one endpoint does as a consumer."""
 
@@ -73,6 +80,9 @@ class Receiving:
         self.consumers: Store[AttemptId, Consumer] = Store(CONSUMER, {})
         self.requests: Store[RequestKey, Request] = Store(REQUEST, {})
         self.exposed_blocks = 0
+        """Blocks of attempts that are not released; within the budget."""
+        self.budget_spent = False
+        """An offer was refused for the budget, and no blocks have come back since."""
         self._me = me
         self._machines = machines
         self._links = links
@@ -87,11 +97,23 @@ class Receiving:
         self._blocks: dict[RequestKey, int] = {}
         self.settling: set[AttemptId] = set()
         """Attempts whose verdict waits for arrivals."""
+        self.quarantined: set[AttemptId] = set()
+        """Attempts whose blocks may be written although the outcome is told."""
 
     @property
     def ready_at(self) -> Instant:
         """R13: before this the engine must hand out no block of registered memory to anybody."""
         return self._ready_at
+
+    def quarantined_blocks(self) -> int:
+        """Blocks of attempts that only a proof ends; they are exposed, too."""
+        requests = {(each.transfer, each.attempt) for each in self.quarantined}
+        return sum(self._blocks.get(each, 0) for each in requests)
+
+    def quarantined_writers(self) -> frozenset[Worker]:
+        """The producers whose certain death would end a quarantine."""
+        producers = (self.consumers.states[each].producer for each in self.quarantined)
+        return frozenset(each for each in producers if each is not None)
 
     # -- the engine
 
@@ -161,6 +183,7 @@ class Receiving:
         if len(self.requests.states) >= policy.transfers:
             return Reason.FULL
         if self.exposed_blocks + block_count(event.blocks) > policy.exposed_blocks:
+            self.budget_spent = True
             return Reason.BUDGET
         return None
 
@@ -322,15 +345,15 @@ class Receiving:
             return out
         if consumer_machine.is_terminal(state):
             self._forget(attempt, now, out)
-        elif consumer_machine.awaits_arrivals(state):
-            self.settling.add(attempt)
-        else:
-            self.settling.discard(attempt)
+            return out
+        _mark(self.settling, attempt, consumer_machine.awaits_arrivals(state))
+        _mark(self.quarantined, attempt, state.status is ConsumerStatus.QUARANTINED)
         return out
 
     def _forget(self, attempt: AttemptId, now: Instant, out: list[Effect]) -> None:
         self._machines.drop(self.consumers, attempt)
         self.settling.discard(attempt)
+        self.quarantined.discard(attempt)
         address = self._address.pop(attempt)
         of_link = self._by_link[address]
         del of_link[attempt]
@@ -354,6 +377,7 @@ class Receiving:
             else:
                 if isinstance(effect, BlocksReleased):
                     self.exposed_blocks -= self._blocks.pop(key)
+                    self.budget_spent = False
                 out.append(effect)
         state = self.requests.states.get(key)
         if state is not None and request_machine.is_terminal(state):

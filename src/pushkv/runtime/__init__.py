@@ -4,11 +4,15 @@ from .admission import Limits
 from .bridge import Bridge
 from .config import RuntimeConfig, new_incarnation
 from .credentials import Certificates, SharedSecret
+from .deaths import AskWhetherGone
+from .health import Health
 from .runtime import Runtime
 
 __all__ = [
+    "AskWhetherGone",
     "Bridge",
     "Certificates",
+    "Health",
     "Limits",
     "Runtime",
     "RuntimeConfig",

@@ -17,6 +17,7 @@ from pushkv.layout import CacheLayout
 from .addresses import is_loopback
 from .admission import Limits
 from .credentials import Credentials
+from .deaths import AskWhetherGone
 
 __all__ = ["RuntimeConfig", "new_incarnation"]
 
@@ -51,6 +52,7 @@ class RuntimeConfig:
         policy: Durations and bounds.
         cores: CPU cores for the runtime's threads and its transport's, where these must not be
             those of the thread that starts it; empty for those. Linux only.
+        is_gone: An orchestrator's word on producers on other hosts; see `AskWhetherGone`.
         trace_path: Where to write a line of JSON per step; None for nowhere.
         clock: Monotonic nanoseconds.
 
@@ -71,6 +73,7 @@ class RuntimeConfig:
     limits: Limits = field(factory=Limits)
     policy: Policy = field(factory=Policy)
     cores: frozenset[int] = frozenset()
+    is_gone: AskWhetherGone | None = None
     trace_path: Path | None = None
     clock: Callable[[], int] = time.monotonic_ns
 

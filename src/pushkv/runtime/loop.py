@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 import anyio
+from anyio.abc import TaskGroup
 
 from pushkv.compatibility import compare
 from pushkv.core.effects import (
@@ -26,6 +27,7 @@ from pushkv.core.effects import (
     PostWrite,
     Report,
     Transmit,
+    WriterJoined,
 )
 from pushkv.core.endpoint import Endpoint, Identity
 from pushkv.core.errors import LocalProtocolError
@@ -40,7 +42,9 @@ from pushkv.transport import Completion, Transport
 from .bridge import Bridge
 from .channel import Channel
 from .config import RuntimeConfig
+from .deaths import Deaths
 from .failures import Failures
+from .health import Health
 from .outbound import Outbound
 from .wakeup import Wakeup
 
@@ -64,6 +68,7 @@ class Loop:
         bridge: Bridge,
         counters: Counter[str],
         failures: Failures,
+        deliver: Callable[[Event], None],
     ) -> None:
         self._clock = config.clock
         self._transport = transport
@@ -72,7 +77,9 @@ class Loop:
         self._counters = counters
         self._failures = failures
         self._late: deque[Event] = deque()
+        self._quarantined_blocks = 0
         self._outbound = Outbound(config.layout, transport, self._late.append)
+        self._policy = config.policy
         self._trace: TraceWriter | None = None
         if config.trace_path is not None:
             rules = Rules(config.policy, transport.capabilities)
@@ -86,6 +93,29 @@ class Loop:
             self._observe,
             None if self._trace is None else self._trace.life,
         )
+        self._deaths: Deaths | None = None
+        bound = transport.capabilities.death_bound
+        if bound is not None:
+            quarantined = self._endpoint.receiving.quarantined_writers
+            self._deaths = Deaths(bound, config.is_gone, quarantined, deliver)
+
+    def serve(self, tasks: TaskGroup) -> None:
+        """Watch in `tasks` what is not a socket, until they are cancelled."""
+        if self._deaths is not None:
+            self._deaths.serve(tasks)
+
+    def health(self) -> Health:
+        """The blocks of this moment. Any thread; never blocks."""
+        receiving, sending = self._endpoint.receiving, self._endpoint.sending
+        return Health(
+            is_running=True,
+            budget_spent=receiving.budget_spent,
+            exposed_blocks=receiving.exposed_blocks,
+            exposed_blocks_most=self._policy.exposed_blocks,
+            quarantined_blocks=self._quarantined_blocks,
+            pinned_blocks=sending.pinned_blocks,
+            pinned_blocks_most=self._policy.pinned_blocks,
+        )
 
     async def run(
         self,
@@ -98,6 +128,7 @@ class Loop:
         while True:
             wakeup.clear()
             self._turn(inbox)
+            self._quarantined_blocks = self._endpoint.receiving.quarantined_blocks()
             if self._trace is not None:
                 self._trace.flush()
             timeout_s = stopping()
@@ -176,6 +207,9 @@ class Loop:
                 self._outbound.ended(effect)
             case PeerJoined():
                 self._outbound.joined(effect)
+            case WriterJoined():
+                if self._deaths is not None:
+                    self._deaths.joined(effect)
             case Dial():
                 self._channel.dial(effect.address)
             case Hangup():

@@ -30,7 +30,9 @@ from .channel import Channel
 from .config import RuntimeConfig
 from .credentials import Tls
 from .failures import Failures
+from .health import Health
 from .loop import Loop
+from .processes import this_process
 from .wakeup import Wakeup
 
 __all__ = ["Runtime"]
@@ -82,6 +84,7 @@ class Runtime:
         self.bridge = Bridge(self._wakeup.set)
         """The engine's side: `submit`, `take`, `wait`."""
         self._failures = Failures(config.rank, self.counters)
+        self._loop: Loop | None = None
         self._inbox: deque[Event] = deque()
         self._quiet_until_s: dict[str, float] = {}
         self._port = 0
@@ -101,6 +104,13 @@ class Runtime:
     def address(self) -> tuple[str, int]:
         """Host and port at which peers reach the control channel, once started."""
         return (self.config.advertise_host or self.config.listen_host, self._port)
+
+    @property
+    def health(self) -> Health | None:
+        """The blocks of this moment, or None before the start. Any thread; never blocks."""
+        if self._loop is None:
+            return None
+        return evolve(self._loop.health(), is_running=not self._ended.is_set())
 
     def start(self) -> None:
         """Register memory, listen, and begin. Blocks until that is done (R13: and safe).
@@ -214,9 +224,12 @@ class Runtime:
                 self.bridge,
                 self.counters,
                 self._failures,
+                self._deliver,
             )
+            self._loop = loop
             async with anyio.create_task_group() as tasks:
                 channel.serve(tasks)
+                loop.serve(tasks)
                 log.info(
                     "pushkv engine %s incarnation %016x rank %d listens on %s:%d over %s",
                     config.engine,
@@ -274,6 +287,7 @@ class Runtime:
             lease=config.policy.lease,
             directory=(RankAddress(config.rank, host, port),),
             memory=b"",
+            process=this_process(),
         )
 
     def _deliver(self, event: Event) -> None:

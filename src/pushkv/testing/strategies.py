@@ -140,6 +140,7 @@ def hellos() -> st.SearchStrategy[Hello]:
         lease=durations(),
         directory=st.lists(address, max_size=4).map(tuple),
         memory=st.binary(max_size=200),
+        process=st.text(max_size=20),
     )
 
 

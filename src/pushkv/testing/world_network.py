@@ -20,6 +20,7 @@ from pushkv.core.effects import (
     ProducerAddress,
     Report,
     Transmit,
+    WriterJoined,
 )
 from pushkv.core.endpoint import Endpoint, Identity
 from pushkv.core.events import (
@@ -241,7 +242,7 @@ class Network(ABC):
                     self._look(node)
             case Counted():
                 node.counted[effect.cause] += 1
-            case PeerJoined():
+            case PeerJoined() | WriterJoined():
                 pass
             case _:
                 assert isinstance(effect, Report), f"{effect!r} left the endpoint"

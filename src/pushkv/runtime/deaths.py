@@ -1,0 +1,120 @@
+"""Proof that a producer is dead: from the kernel on its own host, or from an orchestrator's word.
+
+`WriterGone` frees what a dead producer may have been writing into (R14). It follows certain death
+by the transport's `death_bound`; where that is unknown, nothing here is a proof and nobody looks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+from attrs import frozen
+
+from pushkv.core.effects import WriterJoined
+from pushkv.core.events import WriterGone
+from pushkv.core.ids import Duration, Worker
+
+from .processes import ProcessEndedError, open_process
+
+__all__ = ["AskWhetherGone", "Deaths"]
+
+log = logging.getLogger("pushkv.runtime")
+
+ASK_EVERY_S = 1.0
+
+AskWhetherGone = Callable[[Worker, str], bool]
+"""Whether every process of this producer rank, reached at this host, is dead for certain.
+
+Called in a thread of its own, about once a second while a lost producer keeps blocks in quarantine.
+True is taken for a proof: a name that no longer resolves, a refused connection or a successor is
+none. An exception means that it cannot be said.
+"""
+
+
+@frozen
+class _Writer:
+    worker: Worker
+    host: str
+
+
+class Deaths:
+    """Watches the producers that may write here. Owned by the runtime's thread.
+
+    Args:
+        death_bound: How long after its process's death a producer's bytes may land.
+        ask: The orchestrator's word; None where there is none.
+        quarantined: The producers of which blocks are in quarantine now.
+        happen: Takes the proof.
+    """
+
+    def __init__(
+        self,
+        death_bound: Duration,
+        ask: AskWhetherGone | None,
+        quarantined: Callable[[], frozenset[Worker]],
+        happen: Callable[[WriterGone], None],
+    ) -> None:
+        self._bound_s = death_bound / 1e9
+        self._ask = ask
+        self._quarantined = quarantined
+        self._happen = happen
+        self._hosts: dict[Worker, str] = {}
+        self._tasks: anyio.abc.TaskGroup | None = None
+
+    def serve(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Watch in `tasks` until they are cancelled."""
+        self._tasks = tasks
+        if self._ask is not None:
+            tasks.start_soon(self._ask_on, self._ask)
+
+    def joined(self, effect: WriterJoined) -> None:
+        """A producer may write from now on; one that is watched already is not watched twice."""
+        if effect.peer in self._hosts or self._tasks is None:
+            return
+        self._hosts[effect.peer] = effect.hello.directory[0].host if effect.hello.directory else ""
+        try:
+            process = open_process(effect.hello.process)
+        except ProcessEndedError:
+            self._tasks.start_soon(self._gone, effect.peer, "its process has ended")
+            return
+        if process is not None:
+            self._tasks.start_soon(self._watch, effect.peer, process)
+
+    async def _watch(self, worker: Worker, process: int) -> None:
+        try:
+            await anyio.wait_readable(process)
+        finally:
+            os.close(process)
+        await self._gone(worker, "its process has ended")
+
+    async def _gone(self, worker: Worker, why: str) -> None:
+        await anyio.sleep(self._bound_s)
+        self._hosts.pop(worker, None)
+        log.info(
+            "engine %s incarnation %016x rank %d is gone: %s",
+            worker.engine,
+            worker.incarnation,
+            worker.rank,
+            why,
+        )
+        self._happen(WriterGone(worker))
+
+    async def _ask_on(self, ask: AskWhetherGone) -> None:
+        while True:
+            await anyio.sleep(ASK_EVERY_S)
+            for worker in self._quarantined():
+                host = self._hosts.get(worker)
+                if host is not None and await self._is_gone(ask, worker, host):
+                    await self._gone(worker, "the orchestrator says so")
+
+    async def _is_gone(self, ask: AskWhetherGone, worker: Worker, host: str) -> bool:
+        try:
+            return await anyio.to_thread.run_sync(ask, worker, host, abandon_on_cancel=True)
+        except Exception:
+            log.exception("asked whether engine %s is gone, its hook failed", worker.engine)
+            return False

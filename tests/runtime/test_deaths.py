@@ -1,0 +1,183 @@
+"""What proves that a producer is dead, and what does not."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import anyio
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pushkv.core.effects import WriterJoined
+from pushkv.core.events import WriterGone
+from pushkv.core.ids import Duration, EngineId, Incarnation, Worker, seconds
+from pushkv.core.messages import Hello, RankAddress
+from pushkv.runtime.deaths import Deaths
+from pushkv.runtime.processes import ProcessEndedError, open_process, this_process
+
+NAME = "from pushkv.runtime.processes import this_process; print(this_process(), flush=True)"
+P = Worker(EngineId("p"), Incarnation(1), 0)
+HELLO = Hello(
+    protocol=1,
+    nonce=0,
+    engine=P.engine,
+    incarnation=P.incarnation,
+    rank=0,
+    model=(),
+    layout=(),
+    transport="t",
+    transport_version="1",
+    lease=seconds(1),
+    directory=(RankAddress(0, "host-of-p", 1),),
+    memory=b"",
+)
+
+
+class Child:
+    """A process that says its name and waits."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", NAME + "; input()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        self.name = self._process.stdout.readline().strip()
+
+    def kill(self, *, reap: bool = True) -> None:
+        self._process.kill()
+        if reap:
+            self._process.communicate()
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    child = Child()
+    yield child
+    child.kill()
+
+
+def test_a_process_that_lives_is_watched_until_it_has_ended(child: Child) -> None:
+    opened = open_process(child.name)
+    assert opened is not None
+    try:
+        assert select.select([opened], [], [], 0)[0] == []
+        child.kill(reap=False)
+        assert select.select([opened], [], [], 10)[0] == [opened]
+    finally:
+        os.close(opened)
+
+
+def test_one_that_has_ended_is_known_to_have(child: Child) -> None:
+    child.kill()
+    with pytest.raises(ProcessEndedError):
+        open_process(child.name)
+
+
+def test_whoever_has_the_number_now_is_somebody_else() -> None:
+    *host, number, began = this_process().split(" ")
+    with pytest.raises(ProcessEndedError):
+        open_process(" ".join((*host, number, str(int(began) - 1))))
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_of_another_host_or_namespace_nothing_is_known(place: int) -> None:
+    words = this_process().split(" ")
+    words[place] = "another"
+    words[2] = str(2**22 + 1)  # no such number here, which says nothing about there
+    assert open_process(" ".join(words)) is None
+
+
+def test_a_process_hidden_from_us_is_not_taken_for_dead(
+    child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hidden(pid: int) -> str:
+        raise FileNotFoundError(pid)
+
+    monkeypatch.setattr("pushkv.runtime.processes._began", hidden)
+    opened = open_process(child.name)
+    assert opened is not None
+    os.close(opened)
+
+
+@given(st.text(max_size=60) | st.lists(st.text("0123456789 -:[]abc", max_size=9)).map(" ".join))
+def test_a_peer_may_say_anything(name: str) -> None:
+    assert open_process(name) is None
+
+
+class Watch:
+    """A `Deaths` in its task group, and what it reports."""
+
+    def __init__(
+        self, ask: Callable[[Worker, str], bool] | None = None, bound_s: float = 0.05
+    ) -> None:
+        self.gone: list[Worker] = []
+        self.quarantined = frozenset([P])
+        self.deaths = Deaths(Duration(int(bound_s * 1e9)), ask, lambda: self.quarantined, self._add)
+
+    def _add(self, event: WriterGone) -> None:
+        self.gone.append(event.worker)
+
+    async def until_gone(self) -> None:
+        with anyio.fail_after(10):
+            while not self.gone:
+                await anyio.sleep(0.01)
+
+
+@pytest.mark.asyncio
+async def test_a_death_is_told_once_after_the_bound(child: Child) -> None:
+    watch = Watch(bound_s=0.3)
+    async with anyio.create_task_group() as tasks:
+        watch.deaths.serve(tasks)
+        joined = WriterJoined(P, evolve(HELLO, process=child.name))
+        watch.deaths.joined(joined)
+        watch.deaths.joined(joined)
+        await anyio.sleep(0.05)
+        child.kill()
+        began = anyio.current_time()
+        await watch.until_gone()
+        assert anyio.current_time() - began >= 0.3
+        assert watch.gone == [P]
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.asyncio
+async def test_one_that_died_before_it_was_looked_at_is_gone(child: Child) -> None:
+    child.kill()
+    watch = Watch()
+    async with anyio.create_task_group() as tasks:
+        watch.deaths.serve(tasks)
+        watch.deaths.joined(WriterJoined(P, evolve(HELLO, process=child.name)))
+        await watch.until_gone()
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.asyncio
+async def test_an_orchestrator_is_asked_until_it_is_sure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pushkv.runtime.deaths.ASK_EVERY_S", 0.01)
+    asked: list[tuple[Worker, str]] = []
+
+    def ask(worker: Worker, host: str) -> bool:
+        asked.append((worker, host))
+        if len(asked) == 1:
+            raise OSError("the orchestrator is away")
+        return len(asked) == 3
+
+    watch = Watch(ask)
+    async with anyio.create_task_group() as tasks:
+        watch.deaths.serve(tasks)
+        watch.deaths.joined(WriterJoined(P, HELLO))
+        await watch.until_gone()
+        assert asked == [(P, "host-of-p")] * 3
+        watch.quarantined = frozenset()
+        await anyio.sleep(0.05)
+        assert len(asked) == 3
+        tasks.cancel_scope.cancel()
