@@ -25,6 +25,7 @@ from pushkv.transport import Write, WriteOutcome
 from ._arrivals import Arrivals
 from ._codec import agent_name, encode_memory
 from ._library import Agent, Library, NixlError
+from ._metadata import has_known_form
 from ._open_write import OpenWrite, Step
 from ._outbox import Outbox
 from ._peers import Peers
@@ -148,7 +149,10 @@ class AgentThread(threading.Thread):
         self.memory = encode_memory(
             setup.library.version, setup.backend, name, setup.regions, metadata
         )
-        self._peers = Peers(self._agent, setup.library.version, setup.backend)
+        known = has_known_form(metadata, name, setup.backend, setup.regions)
+        if not known:
+            _log.warning("NIXL's metadata has a new form here: that of peers is not checked")
+        self._peers = Peers(self._agent, setup.library.version, setup.backend, checks=known)
 
     def _end(self) -> None:
         self._run_orders(0)  # WRITEs ordered meanwhile are reported

@@ -12,6 +12,7 @@ from pushkv.core.ids import Worker
 
 from ._codec import Memory, agent_name, decode_memory
 from ._library import Agent, NixlError
+from ._metadata import check_metadata
 
 __all__ = ["Peer", "Peers"]
 
@@ -54,7 +55,8 @@ class Peer:
 class Peers:
     """All peers of one agent, by worker: an incarnation is a peer of its own (R9)."""
 
-    def __init__(self, agent: Agent, library: str, backend: str) -> None:
+    def __init__(self, agent: Agent, library: str, backend: str, *, checks: bool) -> None:
+        self._checks = checks
         self._agent = agent
         self._library = library
         self._backend = backend
@@ -144,7 +146,11 @@ class Peers:
             if ours != theirs:
                 return f"{name} {theirs!r} does not fit: expected {ours!r}"
         try:
+            if self._checks:
+                check_metadata(memory.metadata, peer.agent, self._backend, memory.regions)
             loaded = self._agent.load(memory.metadata)
+        except RemoteProtocolError as error:
+            return f"NIXL is not asked to take its metadata: {error}"
         except NixlError as error:
             self._forget(peer.agent)  # NIXL may keep half of what it refused
             return f"NIXL does not take its metadata: {error}"

@@ -14,6 +14,7 @@ from pushkv.transport import Region, Segments
 __all__ = ["RegionTable"]
 
 _HOST = -1
+_DEVICE_MOST = 2**31 - 1
 _ADDRESS_SPACE = 2**64
 
 
@@ -45,8 +46,10 @@ class RegionTable:
         merged: list[tuple[int, int, int]] = []
         for region in sorted(regions, key=lambda each: (each.address, each.length_bytes)):
             start, end, device = region.address, region.address + region.length_bytes, region.device
-            if start <= 0 or region.length_bytes <= 0 or end > _ADDRESS_SPACE or device < _HOST:
+            if start <= 0 or region.length_bytes <= 0 or end > _ADDRESS_SPACE:
                 raise ConfigurationError("region", region, "memory: address > 0, length > 0")
+            if not _HOST <= device <= _DEVICE_MOST:
+                raise ConfigurationError("region", region, f"a device of -1 to {_DEVICE_MOST}")
             if merged and (start < merged[-1][1] or (start == merged[-1][1] and device == _HOST)):
                 first, last, owner = merged[-1]
                 if owner == device:
@@ -65,6 +68,15 @@ class RegionTable:
         """Rows (address, length, device) for NIXL of the host's or the accelerators' regions."""
         chosen = (self.devices != _HOST) == device_memory
         return _descriptors(self.starts[chosen], self.lengths[chosen], self.devices[chosen])
+
+    def holds(self, address: int, length_bytes: int) -> bool:
+        """Whether `length_bytes` from `address` on lie within one region."""
+        if not 0 <= address < _ADDRESS_SPACE or not 0 <= length_bytes < _ADDRESS_SPACE:
+            return False
+        index = int(np.searchsorted(self.starts, np.uint64(address), side="right")) - 1
+        if index < 0:
+            return False
+        return address + length_bytes <= int(self.starts[index]) + int(self.lengths[index])
 
     def locate(self, segments: Segments) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
         """Descriptors of `segments`, shape (n, 3), and whether each lies in accelerator memory.
