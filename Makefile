@@ -70,6 +70,10 @@ test: check ## All checks and tests but those of the router; arguments of pytest
 test-router: $(ROUTER) ## Real engines behind a published router
 	@$(PYTHON) -m pytest -q tests/router $(ARGS)
 
+.PHONY: faults
+faults: $(PROJECT) ## Faults of real vLLM engines, pushkv beside vLLM's connectors; hours, can be resumed
+	@$(PYTHON) -m tests.matrix $(ARGS)
+
 .PHONY: docs-tables
 docs-tables: $(PROJECT) ## Write docs/machines.md from the tables that run
 	@$(PYTHON) -m pushkv.tables_page docs/machines.md

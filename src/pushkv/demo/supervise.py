@@ -27,7 +27,17 @@ from pushkv.core.errors import ConfigurationError, PushKVError
 
 from . import guard
 
-__all__ = ["Progress", "Server", "ServerError", "ServerSpec", "free_ports", "run_servers"]
+__all__ = [
+    "Launched",
+    "Progress",
+    "Server",
+    "ServerError",
+    "ServerSpec",
+    "free_ports",
+    "launched",
+    "run_servers",
+    "until_ready",
+]
 
 LOG_TAIL_LINES = 20
 POLL_S = 0.1
@@ -149,12 +159,12 @@ async def run_servers(
             async def supervise(spec: ServerSpec) -> None:
                 nonlocal error
                 try:
-                    launched = stack.enter_context(_launched(spec, log_directory))
-                    servers[spec.name] = await _until_ready(spec, launched, on_progress)
+                    child = stack.enter_context(launched(spec, log_directory))
+                    servers[spec.name] = await until_ready(spec, child, on_progress)
                     if len(servers) == len(specs):
                         all_ready.set()
-                    await launched.end()
-                    raise ServerError(spec.name, f"died ({launched.fate()})", launched.log_path)
+                    await child.end()
+                    raise ServerError(spec.name, f"died ({child.fate()})", child.log_path)
                 except (ServerError, OSError) as reason:
                     reason.__cause__ = reason.__cause__ or error
                     error = reason
@@ -176,8 +186,8 @@ async def run_servers(
         raise error
 
 
-class _Launched:
-    """The guard of one server, seen from here."""
+class Launched:
+    """The guard of one server, seen from here; `group` is the server's process group."""
 
     def __init__(self, process: subprocess.Popen[bytes], group: int, log_path: Path) -> None:
         self.process = process
@@ -185,6 +195,7 @@ class _Launched:
         self.log_path = log_path
 
     def alive(self) -> bool:
+        """Whether the server has not ended."""
         return self.process.poll() is None
 
     async def end(self) -> None:
@@ -192,6 +203,7 @@ class _Launched:
         await anyio.to_thread.run_sync(self.process.wait, abandon_on_cancel=True)
 
     def fate(self) -> str:
+        """How it ended, in words."""
         status = self.process.poll()
         if status is not None and status > 128:
             with contextlib.suppress(ValueError):
@@ -200,7 +212,7 @@ class _Launched:
 
 
 @contextmanager
-def _launched(spec: ServerSpec, log_directory: Path) -> Iterator[_Launched]:
+def launched(spec: ServerSpec, log_directory: Path) -> Iterator[Launched]:
     """The server of `spec` as a guarded child, killed on exit with everything it started."""
     log_directory.mkdir(parents=True, exist_ok=True)
     log_path = log_directory / f"{spec.name}.log"
@@ -220,16 +232,21 @@ def _launched(spec: ServerSpec, log_directory: Path) -> Iterator[_Launched]:
         if not group:
             process.wait()
             raise ServerError(spec.name, f"could not be started: {spec.command[0]}", log_path)
-        yield _Launched(process, int(group), log_path)
+        yield Launched(process, int(group), log_path)
     finally:
         process.stdin.close()
         process.stdout.close()
         process.wait()
 
 
-async def _until_ready(
-    spec: ServerSpec, launched: _Launched, on_progress: Callable[[Progress], None] | None
+async def until_ready(
+    spec: ServerSpec, launched: Launched, on_progress: Callable[[Progress], None] | None
 ) -> Server:
+    """The server once it answers.
+
+    Raises:
+        ServerError: It did not in time, or died.
+    """
     url = f"http://127.0.0.1:{spec.port}"
     start = monotonic()
     async with httpx.AsyncClient(timeout=HEALTH_TIMEOUT_S, trust_env=False) as client:

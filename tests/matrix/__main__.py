@@ -1,0 +1,124 @@
+"""The fault matrix over real vLLM engines: ``python -m tests.matrix --help``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+import anyio
+from rich.console import Console
+
+from pushkv.demo.tiny_model import write_tiny_model
+
+from .fleet import Answer, Fleet, fleet
+from .rows import Row, Rows, show
+from .systems import SYSTEMS, System, new_name
+from .vllm_faults import FAULTS, Scene
+
+BACK_WITHIN_S = 30.0
+"""Within which every block must be back: the hold time, the death bound, a lease and a margin."""
+
+
+async def one_run(fleet: Fleet, fault: str, seed: int) -> Row:
+    """One run of one fault; the fleet is healthy before, and need not be after."""
+    scene = Scene(fleet, seed)
+    notes: list[str] = []
+    began = anyio.current_time()
+    try:
+        await FAULTS[fault](scene)
+    except Exception as error:  # noqa: BLE001 - whatever a fault does to a fleet is a result
+        notes.append(f"the run ended early: {error!r}"[:200])
+        scene.asked.append(("", Answer()))
+    slowest_s = anyio.current_time() - began
+    right = wrong = answered = 0
+    for prompt, answer in scene.asked:
+        answered += answer.came
+        fits = bool(answer.tokens) and set(answer.tokens) == {scene.expected.get(prompt)}
+        right += fits or (scene.may_fail and bool(answer.error))
+        wrong += bool(answer.tokens) and not fits
+        if answer.error and not scene.may_fail:
+            notes.append(answer.error)
+    await scene.revive()
+    leaked = await fleet.leaked_blocks(BACK_WITHIN_S)
+    return Row(
+        fault,
+        fleet.system.name,
+        runs=1,
+        clients=len(scene.asked),
+        answered=answered,
+        right=right,
+        wrong=wrong,
+        leaked_blocks=leaked,
+        recovered=int(await _is_healthy(scene)),
+        slowest_s=round(slowest_s, 1),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+async def _is_healthy(scene: Scene) -> bool:
+    """Whether another request is right, with both engines as they are."""
+    if not all(scene.fleet.alive(name) for name in ("prefill", "decode")):
+        return False
+    with anyio.move_on_after(BACK_WITHIN_S):
+        try:
+            prompt = await scene.prompt(200)
+        except RuntimeError:
+            return False
+        answer = await scene.fleet.dispatch(prompt, new_name())
+        return answer.tokens == (scene.expected[prompt],)
+    return False
+
+
+async def run_system(
+    system: System, faults: list[str], runs: int, rows: Rows, model: Path, logs: Path
+) -> None:
+    """Each fault as often as is still due; a fleet that does not recover is replaced."""
+    due = [
+        (fault, number) for fault in faults for number in range(rows.runs(fault, system.name), runs)
+    ]
+    while due:
+        async with fleet(system, model, logs / system.name) as found:
+            while due:
+                fault, number = due.pop(0)
+                row = await one_run(found, fault, seed=1_000 * (1 + number) + len(due))
+                rows.add(row)
+                print(f"{system.name}: {fault}, run {number + 1}: {row}", file=sys.stderr)
+                if not row.recovered or row.leaked_blocks:
+                    break
+
+
+def main() -> int:
+    """Run what is asked for; the status is 1 if any row of pushkv is not green."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.matrix",
+        description="Faults of real vLLM engines, one prefill and one decode, for pushkv and for "
+        "vLLM's own connectors. Rows are kept in the file after every run and not run again.",
+    )
+    parser.add_argument("--system", action="append", choices=[*SYSTEMS], help="all by default")
+    parser.add_argument("--fault", action="append", choices=[*FAULTS], help="all by default")
+    parser.add_argument("--runs", type=int, default=3, help="of each fault (default: 3)")
+    parser.add_argument("--json", type=Path, default=Path("faults.json"), help="where rows are")
+    parser.add_argument("--logs", type=Path, help="keep the engines' logs in this directory")
+    options = parser.parse_args()
+    systems = options.system or [*SYSTEMS]
+    rows = Rows(options.json)
+    with tempfile.TemporaryDirectory(prefix="pushkv-faults-") as scratch:
+        model = write_tiny_model(Path(scratch, "model"))
+        for name in systems:
+            anyio.run(
+                run_system,
+                SYSTEMS[name],
+                options.fault or [*FAULTS],
+                options.runs,
+                rows,
+                model,
+                options.logs or Path(scratch, "logs"),
+            )
+    show(rows.rows.values(), systems, Console())
+    return int(not all(row.is_green for row in rows.rows.values() if row.system == "pushkv"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,275 @@
+"""The faults: each does its worst to a fleet and says which answers were due."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+
+import anyio
+from attrs import define, field
+
+from pushkv.demo.tiny_model import make_prompt
+
+from .fleet import Answer, Fleet
+from .systems import HOLD_S, new_name
+
+__all__ = ["FAULTS", "Scene"]
+
+LONG = 1_900
+SHORT = 300
+
+
+@define
+class Scene:
+    """One run of one fault.
+
+    Attributes:
+        seed: Prompts differ from run to run.
+        expected: By prompt, what a single engine generates.
+        asked: Each client's prompt and answer.
+        may_fail: No healthy path exists, so that an honest error is right.
+        killed: Engines that the fault itself has killed.
+    """
+
+    fleet: Fleet
+    seed: int
+    expected: dict[str, tuple[int, ...]] = field(factory=dict)
+    asked: list[tuple[str, Answer]] = field(factory=list)
+    may_fail: bool = False
+    killed: list[str] = field(factory=list)
+
+    async def prompt(self, tokens: int) -> str:
+        """A new prompt, and what is to be generated for it."""
+        self.seed += 1
+        text = make_prompt(tokens, seed=self.seed)
+        answer, _ = await self.fleet.ask("prefill", text)
+        if not answer.tokens:
+            raise RuntimeError(f"the reference answer did not come: {answer.error}")
+        self.expected[text] = answer.tokens[0]
+        return text
+
+    async def client(self, prompt: str, name: str, *, samples: int = 1) -> None:
+        """A client whose request takes both legs."""
+        self.asked.append((prompt, await self.fleet.dispatch(prompt, name, samples=samples)))
+
+    async def decode_only(self, prompt: str, name: str) -> None:
+        """A client whose decode leg goes out alone; for pull, towards what is not there."""
+        system = self.fleet.system
+        if system.decode is not None:
+            params = system.decode(name, self.fleet.place)
+        else:
+            params = {
+                "do_remote_prefill": True,
+                "do_remote_decode": False,
+                "remote_engine_id": self.fleet.place.engine,
+                "remote_host": self.fleet.place.host,
+                "remote_port": self.fleet.place.port,
+                "remote_request_id": f"cmpl-{name}-0",
+                "remote_block_ids": [[1, 2, 3]],
+                "tp_size": 1,
+            }
+        answer, _ = await self.fleet.ask("decode", prompt, params, request=name)
+        self.asked.append((prompt, answer))
+
+    def kill(self, name: str) -> None:
+        """``kill -9``."""
+        self.fleet.kill(name)
+        self.killed.append(name)
+
+    async def revive(self) -> None:
+        """Start again what the fault has killed."""
+        while self.killed:
+            name = self.killed.pop()
+            await self.fleet.start(name, 0 if name == "prefill" else 1)
+
+
+async def killed_prefill_before(scene: Scene) -> None:
+    """The prefill engine is dead when the request comes."""
+    prompt = await scene.prompt(SHORT)
+    scene.kill("prefill")
+    await scene.client(prompt, new_name())
+
+
+async def killed_prefill_during(scene: Scene) -> None:
+    """The prefill engine is killed while it computes; decode has registered."""
+    prompt = await scene.prompt(LONG)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(scene.client, prompt, new_name())
+        await anyio.sleep(0.25)
+        scene.kill("prefill")
+
+
+async def killed_prefill_after(scene: Scene) -> None:
+    """The prefill engine is killed once it has answered, before decode is dispatched."""
+    prompt, name, fleet = await scene.prompt(SHORT), new_name(), scene.fleet
+    _, said = await fleet.ask("prefill", prompt, fleet.system.prefill(name), request=name, tokens=1)
+    scene.kill("prefill")
+    params = said.get("kv_transfer_params")
+    assert isinstance(params, dict)
+    answer, _ = await fleet.ask("decode", prompt, params, request=name)
+    scene.asked.append((prompt, answer))
+
+
+async def stopped_prefill(scene: Scene) -> None:
+    """The prefill engine is stopped for eight seconds while it computes."""
+    prompt = await scene.prompt(LONG)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(scene.client, prompt, new_name())
+        await anyio.sleep(0.25)
+        scene.fleet.signal("prefill", signal.SIGSTOP)
+        await anyio.sleep(8)
+        scene.fleet.signal("prefill", signal.SIGCONT)
+
+
+async def killed_decode_during(scene: Scene) -> None:
+    """The decode engine is killed while it waits; its client can only get an error."""
+    prompt = await scene.prompt(LONG)
+    scene.may_fail = True
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(scene.client, prompt, new_name())
+        await anyio.sleep(0.25)
+        scene.kill("decode")
+
+
+async def restarted_decode(scene: Scene) -> None:
+    """The decode engine, which prefill knows, is killed and started again."""
+    for _ in range(2):
+        await scene.client(await scene.prompt(SHORT), new_name())
+        if not scene.killed:
+            scene.kill("decode")
+            await scene.revive()
+    await scene.client(await scene.prompt(SHORT), new_name())
+
+
+async def restarted_prefill(scene: Scene) -> None:
+    """The prefill engine, which decode knows, is killed and started again."""
+    await scene.client(await scene.prompt(SHORT), new_name())
+    scene.kill("prefill")
+    await scene.revive()
+    for _ in range(2):
+        await scene.client(await scene.prompt(SHORT), new_name())
+
+
+async def aborted_undispatched(scene: Scene) -> None:
+    """The prefill leg never goes out, and the client leaves after a second."""
+    prompt = await scene.prompt(LONG)
+    with anyio.move_on_after(1):
+        await scene.decode_only(prompt, new_name())
+
+
+async def abort_storm(scene: Scene) -> None:
+    """Twelve clients leave within two seconds, in a cache that holds three of them."""
+    prompts = [await scene.prompt(LONG if index % 2 else SHORT) for index in range(4)]
+
+    async def leave(index: int) -> None:
+        with anyio.move_on_after(0.15 * (index + 1)):
+            await scene.fleet.dispatch(prompts[index % 4], new_name())
+
+    async with anyio.create_task_group() as tasks:
+        for index in range(12):
+            tasks.start_soon(leave, index)
+    await scene.client(prompts[0], new_name())
+
+
+async def duplicate_request(scene: Scene) -> None:
+    """The same request comes twice at once under one name."""
+    prompt, name = await scene.prompt(SHORT), new_name()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(scene.client, prompt, name)
+        tasks.start_soon(scene.client, prompt, name)
+
+
+async def colliding_names(scene: Scene) -> None:
+    """Two prompts come at once under one name, which clients may choose."""
+    first, second, name = await scene.prompt(SHORT), await scene.prompt(SHORT), new_name()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(scene.client, first, name)
+        tasks.start_soon(scene.client, second, name)
+
+
+async def missing_key(scene: Scene) -> None:
+    """A client leaves a key of `kv_transfer_params` out."""
+    prompt, fleet, name = await scene.prompt(SHORT), scene.fleet, new_name()
+    _, said = await fleet.ask("prefill", prompt, fleet.system.prefill(name), request=name, tokens=1)
+    params = said.get("kv_transfer_params")
+    assert isinstance(params, dict)
+    for key in ("remote_engine_id", "remote_host", "remote_request_id", "transfer_id"):
+        if key in params:
+            left = {each: value for each, value in params.items() if each != key}
+            answer, _ = await fleet.ask("decode", prompt, left, request=new_name())
+            scene.asked.append((prompt, answer))
+
+
+async def late_decode(scene: Scene) -> None:
+    """Decode is dispatched when the hold time of the finished prefill is over."""
+    prompt, fleet, name = await scene.prompt(SHORT), scene.fleet, new_name()
+    _, said = await fleet.ask("prefill", prompt, fleet.system.prefill(name), request=name, tokens=1)
+    params = said.get("kv_transfer_params")
+    assert isinstance(params, dict)
+    await anyio.sleep(HOLD_S + 2)
+    # Whoever comes next gets the blocks that were given up.
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(fleet.ask, "prefill", make_prompt(LONG, seed=scene.seed + 7))
+    answer, _ = await fleet.ask("decode", prompt, params, request=name)
+    scene.asked.append((prompt, answer))
+
+
+async def malformed_frame(scene: Scene) -> None:
+    """A stranger sends nonsense to the prefill engine; then a new decode engine comes."""
+    port = scene.fleet.place.port
+    if scene.fleet.system.is_zeromq:
+        await anyio.to_thread.run_sync(_send_over_zeromq, port)
+    else:
+        for nonsense in (b"nonsense", b"\x00\x00\x00\x08\x01\x0dnonsens", b"\xff" * 64):
+            with socket.create_connection(("127.0.0.1", port)) as stranger:
+                stranger.sendall(nonsense)
+    await anyio.sleep(0.5)
+    scene.kill("decode")
+    await scene.revive()
+    await scene.client(await scene.prompt(SHORT), new_name())
+
+
+def _send_over_zeromq(port: int) -> None:
+    import zmq
+
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.linger = 500
+        stranger.connect(f"tcp://127.0.0.1:{port}")
+        stranger.send_multipart([b"", b"nonsense"])
+
+
+async def parallel_samples(scene: Scene) -> None:
+    """Three samples of one prompt share their parameters."""
+    await scene.client(await scene.prompt(SHORT), new_name(), samples=3)
+
+
+async def aborted_prefill(scene: Scene) -> None:
+    """The prefill leg is given up while it computes; decode waits for it."""
+    prompt, name, fleet = await scene.prompt(LONG), new_name(), scene.fleet
+    async with anyio.create_task_group() as tasks:
+        if fleet.system.decode is not None:
+            tasks.start_soon(scene.decode_only, prompt, name)
+        with anyio.move_on_after(0.25):
+            await fleet.ask("prefill", prompt, fleet.system.prefill(name), request=name, tokens=1)
+
+
+FAULTS: dict[str, Callable[[Scene], Awaitable[None]]] = {
+    "prefill killed before": killed_prefill_before,
+    "prefill killed while it computes": killed_prefill_during,
+    "prefill killed once finished": killed_prefill_after,
+    "prefill stopped for 8 s": stopped_prefill,
+    "prefill leg given up": aborted_prefill,
+    "prefill restarted": restarted_prefill,
+    "decode killed while it waits": killed_decode_during,
+    "decode restarted": restarted_decode,
+    "decode leg alone, given up": aborted_undispatched,
+    "abort storm, small cache": abort_storm,
+    "duplicate request": duplicate_request,
+    "colliding names": colliding_names,
+    "key missing in parameters": missing_key,
+    "decode after the hold time": late_decode,
+    "malformed frame, then a new peer": malformed_frame,
+    "three samples of one prompt": parallel_samples,
+}
