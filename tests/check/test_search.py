@@ -40,7 +40,7 @@ QUICK: dict[str, tuple[int, int]] = {
     "delivers-weak": (1_231, 3_242),
     "ends-aborted": (15_403, 71_984),
     "weak-deaths": (1_743, 5_818),
-    "unbounded-deaths": (1_820, 6_091),
+    "unbounded-deaths": (1_760, 5_807),
     "streaming-faults": (2_251, 6_619),
     "nothing-to-send": (1_466, 5_107),
     "repeated": (4_249, 11_541),

@@ -263,7 +263,7 @@ def restart(draft: Draft, move: Move) -> bool:
 
 
 def gone(draft: Draft, move: Move) -> bool:
-    """R14: proof that a peer's former life is dead and its bytes have landed or never will."""
+    """R14: proof that a peer's former life is dead, and nothing from it or to it is under way."""
     world = draft.world
     mine = world.slots[move.at]
     before = draft.ids[move.at]
@@ -273,7 +273,10 @@ def gone(draft: Draft, move: Move) -> bool:
         node = draft.node(at)
         for life in range(1, node.lives + 1):
             worker = slot.worker(life)
-            flying = any(each.key.writer == worker for each in draft.hands.writes.flights)
+            flying = any(
+                worker == each.key.writer or (worker == each.target and each.pending)
+                for each in draft.hands.writes.flights
+            )
             if life == node.life or flying:
                 continue
             happen(draft, move.at, ("gone", at, life), WriterGone(worker))

@@ -192,8 +192,9 @@ class ArrivalSeen:
 
 @frozen
 class WriterGone:
-    """Proof that every process of this incarnation is dead and its bytes have landed or never will.
+    """Proof that a process is dead, and that nothing from it or to it is under way any more.
 
+    For what it wrote that frees a consumer's blocks; for what was written to it, a source.
     A refused connection, a time-out or a new incarnation is no such proof (R14).
     """
 
