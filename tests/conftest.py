@@ -1,10 +1,13 @@
-"""Skips what this environment cannot run, and says why."""
+"""Skips what cannot run here, and says why; has a profile of hypothesis for long runs."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("long", deadline=None, max_examples=5_000, stateful_step_count=100)
 
 NEEDS = {"nixl": ("nixl_cu13", "nixl_cu12"), "vllm": ("vllm",)}
 

@@ -14,6 +14,7 @@ from pushkv.check.coverage import TABLES, rows_that_act
 from pushkv.check.fences import fences_of
 from pushkv.check.mutants import mutants, of_rows, of_rules
 from pushkv.check.runner import Limits, check_one
+from pushkv.check.script import HoldsError, ImpossibleError, without
 from pushkv.check.scripts import find, scripts
 from pushkv.check.taken_out import MISSED_IN
 from pushkv.check.trials import Baseline, Fate, baseline_of, try_one
@@ -25,6 +26,7 @@ from pushkv.core.link import LINK, LinkStatus
 from pushkv.core.producer import ProducerStatus
 from pushkv.core.producer_table import PRODUCER
 from pushkv.core.table import Table
+from pushkv.testing.scenario import run
 
 BREAKS = {
     "cancel frees": "I1",
@@ -61,6 +63,11 @@ def test_a_rule_is_missed(name: str) -> None:
     assert told.story.startswith(f"{configuration}: ")
     assert told.story.count("\n") > len(told.moves)
     assert told.mermaid.startswith("sequenceDiagram\n")
+    script = without(name, told.scenario)
+    assert script.endswith(f"\nexpect broken {broken}\n")
+    assert run(script) == script
+    with pytest.raises((HoldsError, ImpossibleError)):
+        run(script, as_it_is=True)
 
 
 def test_every_rule_is_among_them() -> None:

@@ -17,7 +17,7 @@ from .moves import Move
 from .nodes import Node, Stage
 from .world import State, World
 
-__all__ = ["GOALS", "Graph", "Trap", "trap"]
+__all__ = ["GOALS", "Graph", "Trap", "trap", "trap_from"]
 
 Label = tuple[str, int, int, str]
 FAULT = -1
@@ -176,3 +176,21 @@ def _delivers(world: World, state: State) -> bool:
 
 GOALS: dict[str, Callable[[World, State], bool]] = {"ends": _ends, "delivers": _delivers}
 """What may be asked for, by name."""
+
+
+def trap_from(world: World, state: State) -> Trap | None:
+    """How what the world's configuration promises may stay away for ever after `state`.
+
+    Looks at everything that can follow; None where it comes about, or nothing is promised.
+    """
+    wanted = GOALS.get(world.configuration.eventually)
+    if wanted is None:
+        return None
+    graph, states, index = Graph(), [state], {state: 0}
+    for source in states:
+        for move, after, _ in world.successors(source):
+            if after not in index:
+                index[after] = len(states)
+                states.append(after)
+            graph.add(index[source], move, index[after])
+    return trap(graph, {index[each] for each in states if not wanted(world, each)})

@@ -13,6 +13,7 @@ from attrs import frozen
 from .configurations import Configuration
 from .moves import Move
 from .pool import CONTEXT, workers
+from .script import script_of
 from .search import NO_LIMITS, Found, Limits, Progress, Violation, search
 from .story import mermaid, story
 
@@ -23,12 +24,13 @@ News = Callable[[str, Progress], None]
 
 @frozen
 class Told:
-    """A violation, told: see `story`."""
+    """A violation, told: see `story`; `scenario` is a script that makes it again."""
 
     broken: tuple[tuple[str, str], ...]
     story: str
     mermaid: str
     moves: tuple[Move, ...]
+    scenario: str
 
 
 @frozen
@@ -83,6 +85,7 @@ def _report(configuration: Configuration, found: Found) -> Report:
             story(configuration, violation),
             mermaid(configuration, violation),
             violation.moves,
+            script_of(configuration, violation),
         )
 
     return Report(

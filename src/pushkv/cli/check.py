@@ -22,6 +22,14 @@ from pushkv.check.search import NO_LIMITS, Limits, Progress
 from pushkv.core.errors import ConfigurationError, PushKVError
 
 from .mutants import run_mutants
+from .scenarios import (
+    ReplayOption,
+    ScenariosOption,
+    WithoutOption,
+    run_replay,
+    search_without,
+    write_scenarios,
+)
 
 __all__ = ["check_command"]
 
@@ -58,6 +66,9 @@ def check_command(
         bool,
         typer.Option("--mutants", help="Take each rule and each row out, and see what breaks."),
     ] = False,
+    without: WithoutOption = "",
+    scenarios: ScenariosOption = None,
+    replay: ReplayOption = None,
     json: Annotated[
         Path | None, typer.Option(help="Write what was found there.", dir_okay=False)
     ] = None,
@@ -67,9 +78,15 @@ def check_command(
     The real machines, a network, transports, time, crashes and restarts are composed, and every
     interleaving is looked at. A violation is told as a story, with the shortest way there. Exit
     code 0 only if nothing is broken and, but with --deep, nothing was left out.
+
+    With --scenarios DIRECTORY each violation is also written as a script, a line for each step, and
+    --replay FILE makes it again on the machines as they are now: exit code 1 if it is still broken,
+    0 if it holds or a step is not possible any more.
     """
     try:
-        if mutants:
+        if replay is not None:
+            passed = run_replay(replay)
+        elif mutants:
             passed = run_mutants(jobs=jobs, out=json)
         else:
             passed = run_check(
@@ -79,6 +96,8 @@ def check_command(
                 checkpoints=checkpoints,
                 jobs=jobs,
                 out=json,
+                without=without,
+                scenarios=scenarios,
             )
     except PushKVError as error:
         Console(stderr=True).print(f"[bold red]pushkv check:[/] {error}", highlight=False)
@@ -97,6 +116,8 @@ def run_check(
     checkpoints: Path | None = None,
     jobs: int = 0,
     out: Path | None = None,
+    without: str = "",
+    scenarios: Path | None = None,
 ) -> bool:
     """Search the named configurations, or all of the set; print what was found.
 
@@ -104,14 +125,17 @@ def run_check(
     and unless names are given every row that acts was reached.
 
     Raises:
-        ConfigurationError: There is no configuration of that name.
+        ConfigurationError: There is no configuration, or no mutant, of that name.
     """
     console = Console()
     chosen = _chosen(names, DEEP if deep else STANDARD)
     if checkpoints is not None:
         checkpoints.mkdir(parents=True, exist_ok=True)
     kept = checkpoints if deep else None
-    reports = _run(console, chosen, limits, kept, jobs or os.cpu_count() or 1)
+    if without:
+        reports = search_without(without, chosen, limits)
+    else:
+        reports = _run(console, chosen, limits, kept, jobs or os.cpu_count() or 1)
     _show(console, reports)
     missing = unreached(reports)
     if not names:
@@ -119,7 +143,11 @@ def run_check(
             console.print(f"{table}: rows that nothing reached: {', '.join(rows)}", highlight=False)
     for report in reports:
         for told in report.violations:
-            console.print(f"\n{told.story}\n\n{told.mermaid}", highlight=False, markup=False)
+            text = f"\n{told.story}\n\n{told.mermaid}"
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
+    if scenarios is not None:
+        for path in write_scenarios(scenarios, reports):
+            console.print(f"\nwritten: {path}", highlight=False, markup=False, soft_wrap=True)
     if out is not None:
         out.write_text(dumps(_as_json(reports, missing), indent=2) + "\n")
     broken = any(report.violations for report in reports)

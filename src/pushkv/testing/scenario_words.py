@@ -86,6 +86,9 @@ class Words:
         """What has happened since it was last asked."""
         return [] if self._world is None else self._world.take_story()
 
+    def end(self) -> None:
+        """Nothing is left to be said: what a script's world breaks, it breaks at once."""
+
     def do(self, words: list[str]) -> None:
         """Run one command, and let what follows from it happen.
 
