@@ -133,4 +133,6 @@ def shown(value: object) -> object:
         return value if len(value) <= SHOWN_MOST else value[:SHOWN_MOST]
     if isinstance(value, list | tuple | dict):
         return f"{len(value)} elements"
-    return value
+    if value is None or isinstance(value, int | float):
+        return value
+    return f"a value of type {type(value).__name__}"

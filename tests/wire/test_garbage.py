@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import msgspec
 import pytest
 from hypothesis import example, given
@@ -126,6 +128,13 @@ def test_a_refused_value_is_shown_in_part() -> None:
     assert only(framed(body)).value == "x" * 80
     huge = msgspec.msgpack.encode(["x" * 600_000, *VALUES[1:]])
     assert only(framed(huge)).value == f"a value in {len(huge)} bytes"
+
+
+def test_a_refused_value_of_a_type_of_its_own_is_named_by_its_type() -> None:
+    extension = only(packed([*VALUES[:5], msgspec.msgpack.Ext(5, b"x" * 90)]))
+    assert extension.value == "a value of type Ext"
+    stamp = only(packed([*VALUES[:5], datetime(2026, 1, 1, tzinfo=UTC)]))
+    assert stamp.value == "a value of type datetime"
 
 
 @pytest.mark.parametrize("length", [0, 1, wire.FRAME_BYTES_MOST + 1, 2**32 - 1])
