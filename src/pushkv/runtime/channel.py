@@ -404,6 +404,11 @@ class Channel:
                 await connection.stream.send(data)
                 connection.queued_bytes -= len(data)
                 self._queued_bytes -= len(data)
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
+        except (
+            anyio.BrokenResourceError,
+            anyio.ClosedResourceError,
+            anyio.EndOfStream,  # what a TLS stream says whose peer is gone
+            OSError,
+        ):
             pass
         connection.scope.cancel()
