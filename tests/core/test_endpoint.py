@@ -606,6 +606,38 @@ def test_a_stranger_with_another_prompt_takes_nothing_from_the_others() -> None:
     assert len(producer.released_sources) == 1
 
 
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_rank_that_is_forgotten_while_others_need_the_source_is_a_new_one(
+    comes_back: bool,
+) -> None:
+    world = World(policy=evolve(POLICY, remembered=1))
+    consumers = [world.node(f"d{rank}", engine="d", rank=rank) for rank in range(2)]
+    producer = world.node("p")
+    for name, ranks in (("a", (0, 1)), ("b", (1,)), ("c", (1,))):
+        world.prefill(producer, name)
+        world.offer(consumers[1], name, [producer], consumer_ranks=ranks)
+        world.settle()
+        assert world.delivered(consumers[1], name, world_attempt(consumers[1]))
+    assert ("a", 1) not in producer.endpoint.sending.producers.states
+    if comes_back:
+        world.auto = False
+        world.offer(consumers[1], "a", [producer], consumer_ranks=(0, 1))
+        world.settle()
+        world.auto = True
+        world.offer(consumers[0], "a", [producer], consumer_ranks=(0, 1))
+        assert A in producer.sources, "it is read for the rank that came back"
+        world.settle()
+        assert world.delivered(consumers[1], "a", world_attempt(consumers[1]))
+    else:
+        world.happen(producer, PrefillAborted(A))
+    world.settle()
+    assert [each.transfer for each in producer.released_sources].count(A) == 1
+
+
+def world_attempt(node: Node) -> int:
+    return max(number for _, number in node.offers)
+
+
 # -- one deadline for all
 
 

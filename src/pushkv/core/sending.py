@@ -363,6 +363,11 @@ class Sending:
             attempt = verdict.attempt
             worker = Worker(attempt.consumer, attempt.consumer_incarnation, attempt.consumer_rank)
             self._floors[worker] = max(self._floors.get(worker, -1), attempt.attempt)
+        source = self._sources.get(key[0])
+        if source is not None:
+            # Other ranks still need the source: this one, should it come back, is a new one.
+            source.ranks.discard(key[1])
+            source.freed.discard(key[1])
         self._drop(key)
 
     def _drop(self, key: ProducerKey) -> None:
