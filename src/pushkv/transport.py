@@ -19,10 +19,10 @@ import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
+from pushkv.core import rules
 from pushkv.core.capabilities import Capabilities
 from pushkv.core.errors import ConfigurationError
 from pushkv.core.ids import AttemptId, Instant, Worker
-from pushkv.core.rules import may_post
 
 __all__ = [
     "Arrival",
@@ -68,7 +68,7 @@ class Permit:
 
     def allows(self, now: Instant, capabilities: Capabilities) -> bool:
         """Whether a WRITE may be posted at `now` (R3, R5). Thread-safe; never blocks."""
-        return may_post(now, Instant(self.until_ns), capabilities.write_bound)
+        return rules.may_post(now, Instant(self.until_ns), capabilities.write_bound)
 
 
 @frozen

@@ -282,7 +282,7 @@ def no_restart_grace(patch: Patch) -> None:
     def none(lease: Duration, capabilities: Capabilities) -> Duration:
         return Duration(0)
 
-    patch.set(receiving, "restart_grace", none)
+    patch.set(rules, "restart_grace", none)
 
 
 @taken_out

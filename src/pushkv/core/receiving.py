@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from . import consumer as consumer_machine
-from . import consumer_actions
+from . import consumer_actions, rules
 from . import request as request_machine
 from .consumer import Consumer, ConsumerStatus
 from .consumer_table import CONSUMER
@@ -50,7 +50,6 @@ from .messages import (
     Unproven,
 )
 from .request import REQUEST, Request, RequestStatus
-from .rules import restart_grace
 
 __all__ = ["Receiving"]
 
@@ -88,7 +87,7 @@ class Receiving:
         self._links = links
         self._layout_digest = layout_digest
         self._secret = secret
-        grace = restart_grace(machines.rules.policy.lease, machines.rules.capabilities)
+        grace = rules.restart_grace(machines.rules.policy.lease, machines.rules.capabilities)
         self._ready_at = Instant(started_at + grace)
         self._latest: dict[TransferId, int] = {}
         self._by_link: dict[ProducerAddress, dict[AttemptId, None]] = {}
