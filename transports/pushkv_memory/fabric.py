@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import assert_never
@@ -25,7 +24,7 @@ from pushkv.transport import Arrival, Completion, Write, WriteOutcome
 
 from .copying import problem, split
 from .flying import Flying
-from .history import Crashed, Ended, Entry, Landed, Noticed, PathCut, PathHealed, Posted
+from .history import Crashed, Ended, Entry, History, Landed, Noticed, PathCut, PathHealed, Posted
 from .port import Port
 from .schedule import Schedule, Timer
 
@@ -58,6 +57,7 @@ class MemoryFabric:
         pieces: In how many pieces a WRITE lands, at most.
         timeout: How long after its post a WRITE that a cut path holds up is reported UNKNOWN.
         history_most: How many entries `history` keeps.
+        observer: Called with each entry as it happens, under the lock; must not block.
 
     Raises:
         ConfigurationError: A value is out of range, or a fault is one of messages.
@@ -73,6 +73,7 @@ class MemoryFabric:
         pieces: int = 4,
         timeout: Duration = seconds(1),
         history_most: int = 65_536,
+        observer: Callable[[Entry], None] | None = None,
     ) -> None:
         if pieces < 1:
             raise ConfigurationError("pieces", pieces, "at least 1")
@@ -92,7 +93,7 @@ class MemoryFabric:
         self._flying: dict[FlightKey, Flying] = {}
         self._cuts: set[tuple[str, str]] = set()
         self._held: list[tuple[tuple[str, str], Flying, Callable[[Instant], None]]] = []
-        self._history: deque[Entry] = deque(maxlen=history_most)
+        self._history = History(history_most, observer)
         self._rung: list[Port] = []
         self._schedule = Schedule()
         self.lock = threading.RLock()

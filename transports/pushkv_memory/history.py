@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
 from attrs import frozen
 
 from pushkv.core.ids import AttemptId, Instant, Worker
 from pushkv.transport import WriteOutcome
 
-__all__ = ["Crashed", "Ended", "Entry", "Landed", "Noticed", "PathCut", "PathHealed", "Posted"]
+__all__ = [
+    "Crashed",
+    "Ended",
+    "Entry",
+    "History",
+    "Landed",
+    "Noticed",
+    "PathCut",
+    "PathHealed",
+    "Posted",
+]
 
 
 @frozen
@@ -81,3 +94,25 @@ class PathHealed:
 
 
 Entry = Posted | Landed | Ended | Noticed | Crashed | PathCut | PathHealed
+
+
+class History:
+    """The newest `most` entries, oldest first; `observer` hears of each as it is added."""
+
+    def __init__(self, most: int, observer: Callable[[Entry], None] | None) -> None:
+        self._entries: deque[Entry] = deque(maxlen=most)
+        self._observer = observer
+
+    def append(self, entry: Entry) -> None:
+        """Something has happened."""
+        self._entries.append(entry)
+        if self._observer is not None:
+            self._observer(entry)
+
+    def extend(self, entries: Iterable[Entry]) -> None:
+        """Several things have happened, in this order."""
+        for entry in entries:
+            self.append(entry)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries)
