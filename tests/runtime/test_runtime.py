@@ -17,7 +17,14 @@ from attrs import evolve
 from tests.runtime.node import BLOCKS, QUICK, Node, right, until, watch_registrations
 from tests.runtime.test_channel import HELLO
 
-from pushkv.core.effects import PeerJoined, PermitEnded, PostWrite, ProducerAddress
+from pushkv.core.effects import (
+    PeerJoined,
+    PermitEnded,
+    PostWrite,
+    ProducerAddress,
+    Report,
+    SourceReleased,
+)
 from pushkv.core.endpoint import Endpoint
 from pushkv.core.errors import ConfigurationError, LocalProtocolError, TransportError
 from pushkv.core.events import Arrived, Event, WriteClosed
@@ -35,7 +42,7 @@ from pushkv.core.ids import (
 from pushkv.core.messages import Reason
 from pushkv.layout import join_memory
 from pushkv.model.faults import Fault, FaultRule
-from pushkv.runtime import Runtime, RuntimeConfig
+from pushkv.runtime import Bridge, Runtime, RuntimeConfig
 from pushkv.runtime.loop import Loop
 from pushkv.runtime.outbound import Outbound
 from pushkv.testing.reference_engine import ReferenceCache, prompt_digest
@@ -204,6 +211,7 @@ def test_a_producer_that_stops_tells_its_consumers_first(
     seen = watch_registrations(monkeypatch)
     fabric = MemoryFabric()
     with Node(fabric, "P", changes={"expected": seconds(9)}) as producer, Node(fabric, "D") as one:
+        told = watch_reports(producer.runtime.bridge, monkeypatch)
         result = one.consume("t", PROMPT, producer.address)
         until(lambda: seen)
         if sent:
@@ -213,6 +221,19 @@ def test_a_producer_that_stops_tells_its_consumers_first(
         assert result.result(10).reason is Reason.CLOSED
         until(lambda: one.free == BLOCKS)
         assert "link_lost" not in str(one.runtime.counters)
+        assert told == ([SourceReleased(TransferId("t"), Reason.CLOSED)] if sent else [])
+
+
+def watch_reports(bridge: Bridge, monkeypatch: pytest.MonkeyPatch) -> list[Report]:
+    told: list[Report] = []
+    report = bridge.report
+
+    def watched(each: Report) -> None:
+        told.append(each)
+        report(each)
+
+    monkeypatch.setattr(bridge, "report", watched)
+    return told
 
 
 def test_stopping_waits_for_writes_that_are_under_way() -> None:

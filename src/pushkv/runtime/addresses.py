@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 
+import anyio
 import anyio.abc
 
 __all__ = ["innermost", "is_loopback", "neighbourhood", "remote"]
@@ -35,11 +36,11 @@ def neighbourhood(host: str) -> str:
     return str(ipaddress.ip_network((address, PREFIX_BITS), strict=False))
 
 
-def remote(stream: anyio.abc.SocketStream) -> str:
-    """The address at the other end of `stream`; "" where it is gone already."""
+def remote(stream: anyio.abc.ByteStream) -> str:
+    """The address at the other end of `stream`; "" where it is gone already, or not told."""
     try:
         address = stream.extra(anyio.abc.SocketAttribute.remote_address)  # noqa: S610 (not Django)
-    except OSError:
+    except (OSError, anyio.TypedAttributeLookupError):
         return ""
     return str(address[0])
 

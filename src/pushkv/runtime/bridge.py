@@ -41,6 +41,7 @@ class Bridge:
         self._events: deque[EngineEvent] = deque()
         self._reports: deque[Report] = deque()
         self._ready = threading.Event()
+        self._listener: Callable[[], None] | None = None
         self._closed = False
         self._offers: dict[tuple[TransferId, int], Offered] = {}
         self._retries: dict[TransferId, int] = {}
@@ -86,6 +87,13 @@ class Bridge:
     def interrupt(self) -> None:
         """End a `wait` now. Any thread; never blocks."""
         self._ready.set()
+
+    def on_report(self, call: Callable[[], None]) -> None:
+        """Call `call` after each report from now on, for an engine that lives in an event loop.
+
+        It runs in the thread that reports, the runtime's as a rule, and must not block.
+        """
+        self._listener = call
 
     # -- the runtime's side
 
@@ -148,6 +156,8 @@ class Bridge:
     def _tell(self, report: Report) -> None:
         self._reports.append(report)
         self._ready.set()
+        if self._listener is not None:
+            self._listener()
 
     def _answer(self) -> None:
         """For a runtime that has not seen these events: it never registered their blocks."""

@@ -33,6 +33,7 @@ from pushkv.wire import FRAME_BYTES_MOST, Decoder, Malformed, frame
 from .addresses import innermost, is_loopback, neighbourhood, remote
 from .admission import Admission, Allowance, Limits
 from .credentials import Tls, engines_named
+from .network import Network, TcpNetwork
 
 __all__ = ["Channel"]
 
@@ -81,6 +82,8 @@ class Channel:
         limits: How much there may be of everything.
         tls: Our credentials; None for plaintext.
         plaintext: Dial beyond this machine without credentials, too.
+        network: Makes the connections; TCP by default.
+        random_bytes: So many random bytes, for nonces.
     """
 
     def __init__(
@@ -91,12 +94,16 @@ class Channel:
         tls: Tls | None = None,
         *,
         plaintext: bool = False,
+        network: Network | None = None,
+        random_bytes: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         self._deliver = deliver
         self._count = count
         self._limits = limits or Limits()
         self._tls = tls
         self._plaintext = plaintext
+        self._network = network or TcpNetwork()
+        self._random_bytes = random_bytes
         self.hello_bytes_most = self._limits.hello_bytes_most or FRAME_BYTES_MOST
         """The longest frame before a HELLO."""
         self._admission = Admission(self._limits)
@@ -104,7 +111,7 @@ class Channel:
         self._queued_bytes = 0
         self._numbers = itertools.count(1)
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._listener: anyio.abc.Listener[anyio.abc.SocketStream] | None = None
+        self._listener: anyio.abc.Listener[anyio.abc.ByteStream] | None = None
 
     async def listen(self, host: str, port: int) -> int:
         """Bind and listen; connections wait for `serve`. Returns the port.
@@ -113,16 +120,12 @@ class Channel:
             ConfigurationError: The address cannot be listened on.
         """
         try:
-            multi = await anyio.create_tcp_listener(local_host=host, local_port=port)
+            self._listener, port = await self._network.listen(host, port)
         except (OSError, ValueError) as error:  # ValueError: no name that DNS could hold
             raise ConfigurationError(
                 "listen", f"{host}:{port}", f"an address to listen on ({error})"
             ) from error
-        listener, *others = multi.listeners
-        for other in others:
-            await other.aclose()
-        self._listener = listener
-        return int(listener.extra(anyio.abc.SocketAttribute.local_port))  # noqa: S610 (not Django)
+        return port
 
     def serve(self, tasks: anyio.abc.TaskGroup) -> None:
         """Accept connections, and dial, in `tasks`."""
@@ -186,7 +189,7 @@ class Channel:
 
     async def _serve(
         self,
-        listener: anyio.abc.Listener[anyio.abc.SocketStream],
+        listener: anyio.abc.Listener[anyio.abc.ByteStream],
         tasks: anyio.abc.TaskGroup,
     ) -> None:
         while True:
@@ -198,7 +201,7 @@ class Channel:
                 self._count("accept_failed", str(error))
                 await anyio.sleep(ACCEPT_AGAIN_S)
 
-    async def _accepted(self, stream: anyio.abc.SocketStream) -> None:
+    async def _accepted(self, stream: anyio.abc.ByteStream) -> None:
         place = neighbourhood(remote(stream))
         full = self._admission.full(place)
         if full:
@@ -233,7 +236,7 @@ class Channel:
         self, address: ProducerAddress
     ) -> tuple[anyio.abc.ByteStream, frozenset[EngineId]]:
         """A connection to `address` on which whatever is said stays between the two of us."""
-        stream = await anyio.connect_tcp(address.host, address.port)
+        stream = await self._network.connect(address.host, address.port)
         try:
             if self._tls is not None:
                 return await self._secured(stream, self._tls, server_side=False)
@@ -316,8 +319,8 @@ class Channel:
 
     async def _talk(self, connection: _Connection) -> None:
         connection.opened = True
-        opened = ConnectionOpened(connection.number, secrets.randbits(64), connection.dialed)
-        self._deliver(opened)
+        nonce = int.from_bytes(self._random_bytes(8), "big")
+        self._deliver(ConnectionOpened(connection.number, nonce, connection.dialed))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._write, connection)
             tasks.start_soon(self._expect_hello, connection)

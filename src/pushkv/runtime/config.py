@@ -11,6 +11,7 @@ from attrs import Factory, field, frozen
 
 from pushkv.core.errors import ConfigurationError
 from pushkv.core.ids import EngineId, Incarnation
+from pushkv.core.machines import Observer
 from pushkv.core.policy import Policy
 from pushkv.layout import CacheLayout
 
@@ -18,6 +19,7 @@ from .addresses import is_loopback
 from .admission import Limits
 from .credentials import Credentials
 from .deaths import AskWhetherGone
+from .network import Network, TcpNetwork
 
 __all__ = ["RuntimeConfig", "new_incarnation"]
 
@@ -55,6 +57,10 @@ class RuntimeConfig:
         is_gone: An orchestrator's word on producers on other hosts; see `AskWhetherGone`.
         trace_path: Where to write a line of JSON per step; None for nowhere.
         clock: Monotonic nanoseconds.
+        random_bytes: So many random bytes, for nonces and arrival tokens; peers must not be able
+            to guess them.
+        network: Makes the control connections; TCP by default.
+        observer: Called with every step of every machine, in the runtime's thread; must not block.
 
     Raises:
         ConfigurationError: A value is wrong; names it.
@@ -76,6 +82,9 @@ class RuntimeConfig:
     is_gone: AskWhetherGone | None = None
     trace_path: Path | None = None
     clock: Callable[[], int] = time.monotonic_ns
+    random_bytes: Callable[[int], bytes] = secrets.token_bytes
+    network: Network = field(factory=TcpNetwork)
+    observer: Observer | None = None
 
     def __attrs_post_init__(self) -> None:
         if not self.engine:

@@ -26,13 +26,14 @@ from pushkv.core.effects import (
     PermitGranted,
     PostWrite,
     Report,
+    SourceReleased,
     Transmit,
     WriterJoined,
 )
 from pushkv.core.endpoint import Endpoint, Identity
 from pushkv.core.errors import LocalProtocolError
 from pushkv.core.events import ArrivalSeen, Arrived, Cancelled, Event, PrefillAborted, Tick
-from pushkv.core.ids import FOREVER, Instant
+from pushkv.core.ids import FOREVER, Instant, TransferId
 from pushkv.core.machines import StepRecord
 from pushkv.core.messages import Reason
 from pushkv.core.table import Rules
@@ -71,6 +72,7 @@ class Loop:
         deliver: Callable[[Event], None],
     ) -> None:
         self._clock = config.clock
+        self._observer = config.observer
         self._transport = transport
         self._channel = channel
         self._bridge = bridge
@@ -78,6 +80,7 @@ class Loop:
         self._failures = failures
         self._late: deque[Event] = deque()
         self._quarantined_blocks = 0
+        self._unasked: set[TransferId] = set()
         self._outbound = Outbound(config.layout, transport, self._late.append)
         self._policy = config.policy
         self._trace: TraceWriter | None = None
@@ -194,6 +197,8 @@ class Loop:
         self._failures.observe(record)
         if self._trace is not None:
             self._trace.step(record)
+        if self._observer is not None:
+            self._observer(record)
 
     def _do(self, effect: Effect) -> None:
         match effect:
@@ -220,8 +225,15 @@ class Loop:
                 self._count(effect)
             case _:
                 assert isinstance(effect, Report), f"{effect!r} left the endpoint"
-                self._failures.report(effect, self._bridge.offer(effect))
-                self._bridge.report(effect)
+                self._report(effect)
+
+    def _report(self, report: Report) -> None:
+        """Tell the engine, but for sources that are none of its own."""
+        if isinstance(report, SourceReleased) and report.transfer in self._unasked:
+            self._unasked.discard(report.transfer)
+            return
+        self._failures.report(report, self._bridge.offer(report))
+        self._bridge.report(report)
 
     def _count(self, effect: Counted) -> None:
         self._counters[effect.cause] += 1
@@ -238,7 +250,7 @@ class Loop:
 
     def _give_up(self) -> None:
         """Revoke what was offered, fail what was promised; both drain as ever."""
-        for transfer in {key[0] for key in self._endpoint.receiving.requests.states}:
+        for transfer in dict.fromkeys(key[0] for key in self._endpoint.receiving.requests.states):
             self._happen(Cancelled(transfer, Reason.CLOSED))
         for transfer in self._endpoint.sending.transfers():
             self._happen(PrefillAborted(transfer, Reason.CLOSED))
@@ -246,13 +258,15 @@ class Loop:
     def _refuse_registrations(self) -> None:
         """Answer those of requests that never came: else their blocks would be quarantined.
 
-        To the machine it is a request that arrives and is aborted at once.
+        To the machine it is a request that arrives and is aborted at once; the engine, which never
+        sent it or has its source back already, does not hear of that (I3).
         """
         sending = self._endpoint.sending
         known = set(sending.transfers())
         for (transfer, _), state in list(sending.producers.states.items()):
             if state.registration is not None and transfer not in known:
                 digest = state.registration.register.prompt_digest
+                self._unasked.add(transfer)
                 self._happen(Arrived(transfer, digest))
                 self._happen(PrefillAborted(transfer, Reason.CLOSED))
 

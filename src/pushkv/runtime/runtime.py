@@ -1,16 +1,20 @@
-"""One worker rank's runtime: a thread with an event loop, an endpoint and a transport."""
+"""One worker rank's runtime: an endpoint, a transport and a channel, in an event loop.
+
+The loop is one in a thread of its own (`Runtime.start`), or the caller's (`Runtime.run`).
+"""
 
 from __future__ import annotations
 
 import logging
 import os
-import secrets
 import threading
 from collections import Counter, deque
 
 import anyio
+import anyio.abc
 from attrs import evolve
 
+from pushkv.core import rules
 from pushkv.core.endpoint import Identity
 from pushkv.core.errors import (
     ConfigurationError,
@@ -20,7 +24,6 @@ from pushkv.core.errors import (
 )
 from pushkv.core.events import Event
 from pushkv.core.messages import Hello, RankAddress
-from pushkv.core.rules import restart_grace
 from pushkv.layout import join_memory
 from pushkv.transport import Transport
 from pushkv.wire import PROTOCOL, frame
@@ -67,12 +70,14 @@ LOUD_EVERY_S = 10.0
 
 
 class Runtime:
-    """Moves one worker rank's transfers in a thread of its own, whatever the engine does.
+    """Moves one worker rank's transfers, whatever the engine does.
 
-    Build, `start` once, talk through `bridge`, `stop`. All methods may be called from any thread.
+    Build, `start` once, talk through `bridge`, `stop`. All methods may be called from any thread. A
+    program that has an event loop may `await tasks.start(runtime.run)` there instead of `start`,
+    and end it with `stop_soon`.
 
-    Should its thread ever die, the engine is not left waiting: each attempt without an outcome is
-    reported as not delivered, and so is each later one. Blocks are not reported as released then.
+    Should it ever die, the engine is not left waiting: each attempt without an outcome is reported
+    as not delivered, and so is each later one. Blocks are not reported as released then.
     """
 
     def __init__(self, config: RuntimeConfig, transport: Transport) -> None:
@@ -91,6 +96,7 @@ class Runtime:
         self._lock = threading.Lock()
         self._is_used = False
         self._listens = threading.Event()
+        self._is_safe = threading.Event()
         self._ended = threading.Event()
         self._error: BaseException | None = None
         self._stop_at: float | None = None
@@ -121,20 +127,48 @@ class Runtime:
             LocalProtocolError: It was started or stopped before.
         """
         with self._lock:
-            if self._is_used:
-                raise LocalProtocolError("a runtime is started once: make a new one")
-            self._is_used = True
+            self._claim()
             self._thread.start()
         if not self._listens.wait(START_S):
             self._stop_at = 0.0
             raise TransportError(f"the transport did not start within {START_S:g} s")
-        if self._error is None:
-            # R13. Peers are served meanwhile; only this engine may not hand out blocks yet.
-            grace = restart_grace(self.config.policy.lease, self._transport.capabilities)
-            self._ended.wait(grace / 1e9)
+        self._is_safe.wait()
         if self._error is not None:
             self._thread.join()
             raise self._error
+
+    async def run(
+        self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+    ) -> bool:
+        """Live in the caller's event loop until stopped; `started` when `start` would return.
+
+        Where this is cancelled or fails, it ends as a runtime does whose thread dies. Closing the
+        transport may block for up to a second.
+
+        Returns:
+            Whether everything drained. Where not, peers may still WRITE: do not reuse the memory.
+
+        Raises:
+            ConfigurationError: The address cannot be listened on, or HELLO cannot hold a setting.
+            TransportError: The transport cannot start.
+            LocalProtocolError: It was started or stopped before.
+        """
+        with self._lock:
+            self._claim()
+        drained = False
+        try:
+            drained = await self._run(task_status)
+        except Exception as error:
+            self._died(error)
+            raise
+        finally:
+            self._end(drained)
+        return self._drained
+
+    def _claim(self) -> None:
+        if self._is_used:
+            raise LocalProtocolError("a runtime is started once: make a new one")
+        self._is_used = True
 
     def stop(self, timeout_s: float = 5.0) -> bool:
         """Give up every transfer, let WRITEs drain for up to `timeout_s`, and end the thread.
@@ -149,29 +183,37 @@ class Runtime:
                 self._is_used = True
                 self._end(drained=True)
                 return True
-        if self._stop_at is None:
-            self._stop_at = timeout_s
-        self._wakeup.set()
+        self.stop_soon(timeout_s)
         self._ended.wait(timeout_s + STOP_MARGIN_S)
         return self._drained
 
-    # -- the thread
+    def stop_soon(self, timeout_s: float = 5.0) -> None:
+        """Begin to end, as `stop` does, and do not wait for it. The first call's time counts."""
+        if self._stop_at is None:
+            self._stop_at = timeout_s
+        self._wakeup.set()
+
+    # -- the event loop
 
     def _main(self) -> None:
+        """All of it, in a thread of its own."""
         drained = False
         try:
             if self.config.cores:
                 self._move_to(self.config.cores)
             drained = anyio.run(self._run)
-        except BaseException as error:
-            self._error = error
-            if self._listens.is_set():
-                log.critical(
-                    "the runtime of %s died; its transfers have failed",
-                    self.config.engine,
-                    exc_info=error,
-                )
+        except BaseException as error:  # noqa: BLE001 - nothing else would tell the engine
+            self._died(error)
         self._end(drained)
+
+    def _died(self, error: BaseException) -> None:
+        self._error = error
+        if self._listens.is_set():
+            log.critical(
+                "the runtime of %s died; its transfers have failed",
+                self.config.engine,
+                exc_info=error,
+            )
 
     def _end(self, drained: bool) -> None:
         """Tell the engine first; then nothing more is posted, and nothing is left open."""
@@ -185,6 +227,7 @@ class Runtime:
         self._wakeup.close()
         self._drained = drained
         self._listens.set()
+        self._is_safe.set()
         self._ended.set()
 
     def _move_to(self, cores: frozenset[int]) -> None:
@@ -196,7 +239,9 @@ class Runtime:
                 "cores", sorted(cores), f"cores we may use ({error})"
             ) from None
 
-    async def _run(self) -> bool:
+    async def _run(
+        self, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+    ) -> bool:
         """Everything from the first socket to the last; returns whether all was drained."""
         config = self.config
         tls = None if config.credentials is None else Tls(config.credentials, config.engine)
@@ -208,7 +253,13 @@ class Runtime:
                 config.listen_host,
             )
         channel = Channel(
-            self._deliver, self._count, config.limits, tls, plaintext=config.plaintext
+            self._deliver,
+            self._count,
+            config.limits,
+            tls,
+            plaintext=config.plaintext,
+            network=config.network,
+            random_bytes=config.random_bytes,
         )
         loop: Loop | None = None
         try:
@@ -227,27 +278,48 @@ class Runtime:
                 self._deliver,
             )
             self._loop = loop
-            async with anyio.create_task_group() as tasks:
-                channel.serve(tasks)
-                loop.serve(tasks)
-                log.info(
-                    "pushkv engine %s incarnation %016x rank %d listens on %s:%d over %s",
-                    config.engine,
-                    config.incarnation,
-                    config.rank,
-                    *self.address,
-                    self._transport.capabilities.name,
-                )
-                self._listens.set()
-                drained = await loop.run(self._wakeup, self._inbox, self._stopping)
-                await channel.close(CLOSE_S if drained else CUT_S)
-                tasks.cancel_scope.cancel()
-            return drained
+            return await self._serve(channel, loop, task_status)
         finally:
             with anyio.CancelScope(shield=True):
                 await channel.close(0)
             if loop is not None:
                 loop.close()
+
+    async def _serve(
+        self, channel: Channel, loop: Loop, task_status: anyio.abc.TaskStatus[None]
+    ) -> bool:
+        async with anyio.create_task_group() as tasks:
+            channel.serve(tasks)
+            loop.serve(tasks)
+            log.info(
+                "pushkv engine %s incarnation %016x rank %d listens on %s:%d over %s",
+                self.config.engine,
+                self.config.incarnation,
+                self.config.rank,
+                *self.address,
+                self._transport.capabilities.name,
+            )
+            self._listens.set()
+            tasks.start_soon(self._drive, channel, loop, tasks.cancel_scope)
+            try:
+                await self._pass_grace()
+            finally:
+                self._is_safe.set()
+                task_status.started()
+        return self._drained
+
+    async def _drive(self, channel: Channel, loop: Loop, scope: anyio.CancelScope) -> None:
+        """Until stopped; then everything else of this runtime ends too."""
+        self._drained = await loop.run(self._wakeup, self._inbox, self._stopping)
+        await channel.close(CLOSE_S if self._drained else CUT_S)
+        scope.cancel()
+
+    async def _pass_grace(self) -> None:
+        """R13. Peers are served meanwhile; only this engine may not hand out blocks yet."""
+        grace = rules.restart_grace(self.config.policy.lease, self._transport.capabilities)
+        until = self.config.clock() + grace
+        while (left := until - self.config.clock()) > 0:  # noqa: ASYNC110 - the clocks may differ
+            await anyio.sleep(left / 1e9)
 
     def _start_transport(self) -> Identity:
         """Register the memory; returns what HELLO will say of it."""
@@ -266,7 +338,7 @@ class Runtime:
         self._owns_transport = True
         hello = evolve(hello, memory=join_memory(layout, transport.memory()))
         frame(hello)  # a HELLO that cannot be sent is a wrong setting, and known now
-        return Identity(hello, layout.digest(), secrets.token_bytes(32))
+        return Identity(hello, layout.digest(), self.config.random_bytes(32))
 
     def _stopping(self) -> float | None:
         return self._stop_at
