@@ -324,8 +324,9 @@ class MemoryFabric:
             self._hold(flying, step, now, back=False)
             return
         else:
-            alive = tuple(sorted(self._ports))
-            into = standing(flight.target, alive, self.capabilities)
+            into: Worker | None = flight.target
+            if into not in self._ports:
+                into = standing(flight.target, tuple(sorted(self._ports)), self.capabilities)
             runs = flying.pieces[step.index]
             port = None if into is None else self._ports[into]
             if port is None or not all(port.covers(to, length) for _, to, length in runs):
