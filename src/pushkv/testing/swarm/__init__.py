@@ -1,0 +1,7 @@
+"""A swarm of real runtimes in virtual time: many engines, many transfers, every fault, one seed."""
+
+from .report import SwarmReport, SwarmSettings, Violation
+from .swarm import run_swarm
+from .virtual import Backend
+
+__all__ = ["Backend", "SwarmReport", "SwarmSettings", "Violation", "run_swarm"]

@@ -1,0 +1,202 @@
+"""A prefill engine of a swarm: computes in chunks, is preempted, aborts, keeps its source."""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import StrEnum
+from functools import partial
+
+from attrs import define, field
+
+from pushkv.core.effects import Report, SourceReleased
+from pushkv.core.events import (
+    Arrived,
+    Computed,
+    PrefillAborted,
+    PrefillPreempted,
+    PrefillResumed,
+    Proven,
+)
+
+from .engine import MILLISECOND, Engine, Rank, Request, Surroundings
+from .pool import BLOCK_TOKENS, Holder, ViolationError
+
+__all__ = ["Prefill"]
+
+POLLS_MOST = 200
+
+
+class At(StrEnum):
+    """Where a prefill is."""
+
+    WAITING = "waits for blocks"
+    RUNNING = "computes"
+    PREEMPTED = "is preempted"
+    OVER = "is over"
+
+
+@define(eq=False)
+class Job:
+    """One prompt's prefill, and its source blocks at each rank."""
+
+    request: Request
+    holder: Holder
+    began: int
+    at: At = At.WAITING
+    done_blocks: int = 0
+    was_preempted: bool = False
+    freed: set[int] = field(factory=set)
+
+    @property
+    def blocks(self) -> int:
+        """Of the whole prompt."""
+        return -(-self.request.tokens // BLOCK_TOKENS)
+
+
+class Prefill(Engine):
+    """Each of its ranks writes the whole prompt into every consumer rank."""
+
+    def __init__(self, around: Surroundings, name: str, ranks: int, seed: str) -> None:
+        super().__init__(around, name, ranks, seed)
+        self.jobs: dict[str, Job] = {}
+        self._queue: deque[Job] = deque()
+
+    def begin(self) -> None:
+        """A new life knows nothing of the one before."""
+        if not self.is_up:
+            self.jobs = {}
+            self._queue.clear()
+        super().begin()
+
+    def admit(self, request: Request) -> None:
+        """A request is known from here on; its prefill begins when there are blocks."""
+        holder = Holder("source", request.transfer)
+        job = self.jobs[request.transfer] = Job(request, holder, self.around.agenda.now())
+        for rank in self.ranks:
+            rank.submit(Arrived(request.transfer, self.digest_of(request)))
+        for name, call in (("abort", self._abort), ("preempt prefill", self._preempt)):
+            if name in request.trouble:
+                self.later(request.trouble[name], partial(call, job))
+        self._queue.append(job)
+        self._fill()
+
+    def _fill(self) -> None:
+        while self._queue and self.is_ready:
+            job = self._queue[0]
+            if job.at is not At.WAITING:
+                self._queue.popleft()
+                continue
+            if any(len(rank.pool.free) < job.blocks for rank in self.ranks):
+                return
+            self._queue.popleft()
+            for rank in self.ranks:
+                rank.pool.take(job.blocks, job.holder)
+                if job.was_preempted:
+                    rank.submit(PrefillResumed(job.request.transfer))
+            job.at, job.done_blocks = At.RUNNING, 0
+            self._soon(job)
+
+    def _soon(self, job: Job) -> None:
+        slow = job.request.trouble.get("slow prefill", 0)
+        wait = 1 + self.random.randrange(8 * MILLISECOND + slow)
+        self.later(wait, partial(self._compute, job, job.done_blocks))
+
+    def _compute(self, job: Job, done: int) -> None:
+        """One chunk."""
+        if job.at is not At.RUNNING or job.done_blocks != done:
+            return
+        request = job.request
+        until = min(done + request.chunk_blocks, job.blocks)
+        final = until == job.blocks
+        tokens = request.tokens if final else until * BLOCK_TOKENS
+        job.done_blocks = until
+        if final:
+            job.at = At.OVER
+        for rank in self.ranks:
+            rank.pool.fill(job.holder, request.serial, 0, done, until)
+            blocks = rank.pool.held[job.holder]
+            rank.submit(Computed(request.transfer, tokens, (blocks,), final))
+        if final:
+            self._settle(job)
+        else:
+            self._soon(job)
+
+    def _abort(self, job: Job) -> None:
+        """The engine gives the request up, whenever that is."""
+        if self.jobs.get(job.request.transfer) is not job or self.is_stopping:
+            return
+        for rank in self.ranks:
+            rank.submit(PrefillAborted(job.request.transfer))
+        job.at = At.OVER
+        self._settle(job)
+        self._fill()
+
+    def _preempt(self, job: Job) -> None:
+        """The blocks are wanted; they may go once no WRITE reads them."""
+        if job.at is not At.RUNNING or self.is_stopping:
+            return
+        job.at = At.PREEMPTED
+        for rank in self.ranks:
+            rank.submit(PrefillPreempted(job.request.transfer))
+        self.later(5 * MILLISECOND, partial(self._take_away, job, 0))
+
+    def _take_away(self, job: Job, polls: int) -> None:
+        if job.at is not At.PREEMPTED:
+            return
+        if self.around.open_reads(job.request.transfer):
+            if polls < POLLS_MOST:
+                self.later(5 * MILLISECOND, partial(self._take_away, job, polls + 1))
+            else:
+                self._abort(job)
+            return
+        if job.freed:
+            self._abort(job)
+            return
+        for rank in self.ranks:
+            rank.pool.give(job.holder)
+        job.at, job.was_preempted = At.WAITING, True
+        self._queue.append(job)
+        self._fill()
+
+    def hear(self, rank: Rank, report: Report) -> None:
+        """The source of one transfer is free at one rank."""
+        if not isinstance(report, SourceReleased):
+            raise ViolationError("I3", f"{rank.host}: {report} to an engine that prefills")
+        job = self.jobs.get(report.transfer)
+        if job is None or rank.number in job.freed:
+            raise ViolationError("I3", f"{rank.host}: {report} a second time")
+        job.freed.add(rank.number)
+        self._settle(job)
+        self._fill()
+
+    def _settle(self, job: Job) -> None:
+        """A rank's blocks go back when its prefill is over and nothing reads them."""
+        if job.at is not At.OVER:
+            return
+        for rank in self.ranks:
+            if rank.number in job.freed and job.holder in rank.pool.held:
+                rank.pool.give(job.holder)
+                self.around.counters["sources given back"] += 1
+        if len(job.freed) == len(self.ranks):
+            self.jobs.pop(job.request.transfer, None)
+
+    def prove(self, patience: int, keep_one_in: int) -> None:
+        """The operator has looked: nothing reads sources of long ago any more."""
+        now = self.around.agenda.now()
+        for job in list(self.jobs.values()):
+            kept = keep_one_in and job.request.serial % keep_one_in == 0
+            old = now - max(job.began, self.around.last_post(job.request.transfer)) > patience
+            if job.at is At.OVER and old and not kept:
+                for rank in self.ranks:
+                    rank.submit(Proven(job.request.transfer))
+
+    def lose_all(self) -> None:
+        """Everything it knew is gone."""
+        self.jobs.clear()
+
+    def held_back(self) -> list[str]:
+        """Sources that are not back, in words."""
+        return [
+            f"{self.name}: {job.holder} {job.at}, free at ranks {sorted(job.freed)}"
+            for job in self.jobs.values()
+        ]

@@ -1,0 +1,147 @@
+"""What one run is like, drawn from its seed: transport, clocks, faults, bounds, and how often."""
+
+from __future__ import annotations
+
+from random import Random
+
+from attrs import evolve, frozen
+
+from pushkv.core.capabilities import Capabilities
+from pushkv.core.ids import Duration, seconds
+from pushkv.core.policy import Policy
+from pushkv.model.faults import Fault, FaultRule
+
+__all__ = ["Weather", "draw"]
+
+STRONG = Capabilities(
+    "memory",
+    done_means_visible=True,
+    write_bound=seconds(0.5),
+    death_bound=seconds(0.3),
+    reaches_successor=False,
+)
+TRANSPORTS = {
+    "strong": STRONG,
+    "reaching": evolve(STRONG, reaches_successor=True),
+    "weak": evolve(STRONG, done_means_visible=False, reaches_successor=True),
+    "strong-unbounded": evolve(STRONG, write_bound=None),
+    "weak-unbounded": evolve(STRONG, write_bound=None, done_means_visible=False),
+}
+"""Without a bound nothing reaches a successor: no grace could be long enough (R13)."""
+
+POLICY = Policy(
+    lease=seconds(3),
+    resend=seconds(0.5),
+    query=seconds(1),
+    waiting=seconds(10),
+    settle=seconds(1),
+    expected=seconds(4),
+    hold=seconds(12),
+    transfer=seconds(6),
+    write_backoff=seconds(0.02),
+    attempts=3,
+    retry_backoff=seconds(0.1),
+    connect=seconds(2),
+    connect_backoff=seconds(0.1),
+)
+
+
+@frozen
+class Weather:
+    """One run's conditions.
+
+    Attributes:
+        transport: The name of `capabilities` in `TRANSPORTS`.
+        capabilities: What the transport declares.
+        kept: What the fabric keeps: less, by the drift of the clocks that bounds are counted on.
+        write_faults: Of the fabric.
+        message_faults: Of each control connection.
+        latency_most: Of a message, without a fault.
+        drift_ppm: How far clocks run apart at most.
+        blocks: The least and the most blocks of an engine's pool.
+        request_blocks_most: Of one request.
+        window: Within which all requests arrive.
+        per_million: How often a request is cancelled, preempted and so on.
+        faults: How many times an engine or a path fails.
+    """
+
+    transport: str
+    capabilities: Capabilities
+    kept: Capabilities
+    policy: Policy
+    write_faults: tuple[FaultRule, ...]
+    message_faults: tuple[FaultRule, ...]
+    latency_most: Duration
+    drift_ppm: int
+    blocks: tuple[int, int]
+    request_blocks_most: int
+    window: Duration
+    per_million: int
+    faults: int
+
+
+def draw(random: Random, transfers: int) -> Weather:
+    """The weather of a run of so many transfers."""
+    transport = random.choice(tuple(TRANSPORTS))
+    capabilities = TRANSPORTS[transport]
+    drift = random.choice((0, 1_000))
+    policy = evolve(POLICY, drift_ppm=max(drift, 1_000))
+    if random.random() < 0.3:
+        policy = evolve(policy, exposed_blocks=random.randrange(8, 24))
+    if random.random() < 0.3:
+        policy = evolve(policy, remembered=random.randrange(2, 20))
+    if random.random() < 0.2:
+        policy = evolve(policy, transfers=random.randrange(10, 40))
+    blocks = random.choice(((10, 24), (10, 24), (16, 64), (400, 800)))
+    return Weather(
+        transport,
+        capabilities,
+        _kept(capabilities, drift),
+        policy,
+        _write_faults(random, capabilities),
+        _message_faults(random),
+        seconds(random.choice((0.0005, 0.002, 0.02))),
+        drift,
+        blocks,
+        5,
+        seconds(random.choice((4, 10, 25))),
+        random.choice((0, 20_000, 60_000)),
+        random.choice((0, 1, 3)) * (10 + transfers // 20),
+    )
+
+
+def _kept(capabilities: Capabilities, drift_ppm: int) -> Capabilities:
+    bound = capabilities.write_bound
+    if bound is None:
+        return capabilities
+    return evolve(capabilities, write_bound=Duration(bound - 3 * bound * drift_ppm // 1_000_000))
+
+
+def _write_faults(random: Random, capabilities: Capabilities) -> tuple[FaultRule, ...]:
+    scale = random.choice((0, 1, 1, 4))
+    slow = random.choice((0.02, 0.1, 0.45))
+    late = capabilities.write_bound or seconds(4)
+
+    def rule(fault: Fault, per_million: int, most: float = 0) -> FaultRule:
+        return FaultRule(fault, per_million * scale, most=seconds(most))
+
+    return (
+        FaultRule(Fault.DELAY, 900_000, least=seconds(0.0005), most=seconds(slow)),
+        rule(Fault.REORDERING, 50_000),
+        rule(Fault.WRITE_FAILURE, 10_000),
+        rule(Fault.UNKNOWN_OUTCOME, 10_000, late / 1e9),
+        rule(Fault.SOURCE_BUSY, 100_000),
+        rule(Fault.REFUSED, 5_000),
+        rule(Fault.PARTITION, 2_000, 2.5),
+        rule(Fault.PARTITION_ONE_WAY, 2_000, 2.5),
+        rule(Fault.ARRIVAL_LOSS, 5_000),
+        rule(Fault.ARRIVAL_DUPLICATION, 50_000, 0.5),
+    )
+
+
+def _message_faults(random: Random) -> tuple[FaultRule, ...]:
+    scale = random.choice((0, 1, 1, 3))
+    return (
+        FaultRule(Fault.DELAY, 10_000 * scale, most=seconds(1.5)),
+        FaultRule(Fault.LOSS, 500 * scale),
+    )
