@@ -148,6 +148,8 @@ class SchedulerHalf:
             elif isinstance(leg, ConsumerLeg):
                 self._want(request, leg)
         except RemoteProtocolError as error:
+            # vLLM looks into them next, and its engine would die of what is no mapping.
+            request.kv_transfer_params = None
             self._local(request.request_id, "bad kv_transfer_params", str(error))
 
     def _expect_prefill(self, request: Any, leg: ProducerLeg) -> None:
