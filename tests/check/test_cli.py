@@ -74,3 +74,14 @@ def test_a_row_that_nothing_reaches_fails_the_whole_set_and_no_part_of_it(
     assert not command.run_check([], jobs=1)
     assert "rows that nothing reached: " in capsys.readouterr().out
     assert command.run_check(["nothing-to-send"], jobs=1)
+
+
+def test_rows_that_fire_unlike_they_are_listed_fail_the_whole_set(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = check_one(by_name("nothing-to-send"))
+    monkeypatch.setattr(command, "check", lambda *_, **__: [report])
+    monkeypatch.setattr(command, "unreached", lambda _: {})
+    assert not command.run_check([], jobs=1)
+    assert "consumer.settling/Complete" in capsys.readouterr().out
+    assert command.run_check(["nothing-to-send"], jobs=1)

@@ -12,7 +12,14 @@ from attrs import evolve
 
 from pushkv.check import nodes
 from pushkv.check.configurations import DEEP, STANDARD, by_name
-from pushkv.check.coverage import TABLES, rows_that_act, unreached
+from pushkv.check.coverage import (
+    IGNORED,
+    TABLES,
+    mislisted,
+    rows_that_act,
+    rows_that_fire,
+    unreached,
+)
 from pushkv.check.handlers import HANDLERS
 from pushkv.check.moves import KINDS
 from pushkv.check.patch import Patch
@@ -62,6 +69,7 @@ def test_a_quick_configuration_is_exhausted(name: str) -> None:
     assert [told.story for told in report.violations] == []
     assert report.complete
     assert (report.states, report.edges) == QUICK[name]
+    assert {name for _, name in report.rows} <= rows_that_fire()
 
 
 @pytest.mark.parametrize("seed", ["1", "2"])
@@ -159,6 +167,18 @@ def test_rows_that_nothing_reached_are_named() -> None:
     assert "consumer.settling/ArrivalSeen" in missing[CONSUMER.name]
     assert "consumer.registering/LinkUp" not in missing[CONSUMER.name]
     assert set(missing[CONSUMER.name]) < set(rows_that_act(CONSUMER))
+
+
+def test_rows_that_ignore_and_yet_fire_are_listed() -> None:
+    kinds = {row.name: row.kind for table in TABLES for row in table.rows.values()}
+    assert {kinds[name] for name in IGNORED} == {"ignore"}
+    report = check_one(by_name("unbounded-deaths"))
+    fired = {name for _, name in report.rows}
+    assert fired <= rows_that_fire()
+    assert fired & IGNORED
+    assert set(mislisted([report])) == IGNORED - fired
+    unheard_of = evolve(report, rows=report.rows | {("producer", "producer.done/Tick")})
+    assert "producer.done/Tick" in mislisted([unheard_of])
 
 
 def test_configurations_have_one_name_each() -> None:

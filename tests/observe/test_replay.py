@@ -367,6 +367,13 @@ def test_the_command(paths: dict[str, Path], tmp_path: Path) -> None:
     good = run(paths["P"], paths["D"])
     assert good.returncode == 0, good.stderr
     assert good.stdout.count(" steps of ") == 2
+    assert "rows that can fire" not in good.stdout
+    covered = run(paths["P"], paths["D"], "--rows")
+    assert covered.returncode == 0, covered.stderr
+    (of_requests,) = (line for line in covered.stdout.splitlines() if line.startswith("request: "))
+    assert "request.preempted/Readmitted" in of_requests
+    assert "request.receiving/MemberTold" not in of_requests
+    assert covered.stdout.splitlines()[-1].startswith("all: ")
     tampered = run(paths["P"], bad, "--json", found)
     assert tampered.returncode == 1
     assert f"line {index + 1}: it ends in another status" in tampered.stdout

@@ -16,7 +16,7 @@ from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from pushkv.check.configurations import DEEP, STANDARD, Configuration
-from pushkv.check.coverage import unreached
+from pushkv.check.coverage import mislisted, unreached
 from pushkv.check.runner import Report, check
 from pushkv.check.search import NO_LIMITS, Limits, Progress
 from pushkv.core.errors import ConfigurationError, PushKVError
@@ -141,6 +141,9 @@ def run_check(
     if not names:
         for table, rows in missing.items():
             console.print(f"{table}: rows that nothing reached: {', '.join(rows)}", highlight=False)
+    wrong = () if names or deep else mislisted(reports)
+    if wrong:
+        console.print(f"not as check/coverage.py lists them: {', '.join(wrong)}", highlight=False)
     for report in reports:
         for told in report.violations:
             text = f"\n{told.story}\n\n{told.mermaid}"
@@ -153,7 +156,7 @@ def run_check(
     broken = any(report.violations for report in reports)
     if broken or deep:
         return not broken
-    return all(report.complete for report in reports) and (bool(names) or not missing)
+    return all(report.complete for report in reports) and (bool(names) or not (missing or wrong))
 
 
 def _chosen(

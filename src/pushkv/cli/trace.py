@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from pushkv.check.coverage import TABLES, rows_that_act, rows_that_fire
 from pushkv.core.errors import PushKVError
 from pushkv.observe.replay import TraceReport, check_trace
 
@@ -30,6 +32,9 @@ def check(
     json: Annotated[
         Path | None, typer.Option(help="Write what was found there.", dir_okay=False)
     ] = None,
+    rows: Annotated[
+        bool, typer.Option("--rows", help="Say which rows these traces fired, all together.")
+    ] = False,
 ) -> None:
     """Run traces again through the tables, and report each one's first illegal line.
 
@@ -44,6 +49,9 @@ def check(
         raise typer.Exit(2) from None
     for report in reports:
         console.print(_told(report), highlight=False, markup=False)
+    if rows:
+        for line in _coverage(frozenset().union(*(report.rows for report in reports))):
+            console.print(line, highlight=False, markup=False)
     if json is not None:
         found = msgspec.to_builtins(reports, enc_hook=str)
         json.write_bytes(msgspec.json.encode({"traces": found}))
@@ -57,4 +65,23 @@ def _told(report: TraceReport) -> str:
     return (
         f"{report.path}: {report.steps} steps of {len(report.rows)} rows, {report.lines} lines, "
         f"{report.alive} machines alive at the end"
+    )
+
+
+def _coverage(fired: frozenset[str]) -> Iterator[str]:
+    """Which rows have fired, of those that a search of the model checker fires."""
+    can_fire = rows_that_fire()
+    for table in TABLES:
+        able = [row.name for row in table.rows.values() if row.name in can_fire]
+        missing = [name for name in able if name not in fired]
+        told = f"; not {', '.join(missing)}" if missing else ""
+        yield f"{table.name}: {len(able) - len(missing)} of {len(able)} rows that can fire{told}"
+    beyond = sorted(fired - can_fire)
+    if beyond:
+        yield f"beyond what the model checker fires: {', '.join(beyond)}"
+    acting = {name for table in TABLES for name in rows_that_act(table)}
+    every = sum(len(table.rows) for table in TABLES)
+    yield (
+        f"all: {len(fired & can_fire)} of {len(can_fire)} rows that can fire, "
+        f"{len(fired & acting)} of {len(acting)} that act, {len(fired)} of {every}"
     )
