@@ -15,7 +15,8 @@ from attrs import evolve
 from tests.runtime.node import QUICK
 
 from pushkv.core.effects import ProducerAddress
-from pushkv.core.ids import EngineId, TransferId
+from pushkv.core.events import WriterGone
+from pushkv.core.ids import EngineId, TransferId, Worker
 from pushkv.runtime import Runtime, RuntimeConfig
 from pushkv.testing.reference_engine import ReferenceCache, ReferenceEngine, Role
 from pushkv.transport import load_transport
@@ -23,20 +24,27 @@ from pushkv.transport import load_transport
 ANSWER_S = 30.0
 BLOCKS = 256
 DEATH_BOUND_S = 0.5
+BOUNDED = {"death_bound_s": DEATH_BOUND_S}
 
 
 class _Child:
     """What the process does; each method may be called from the test's process."""
 
     def __init__(
-        self, name: str, port: int, changes: Mapping[str, Any], layers: int, more: Mapping[str, Any]
+        self,
+        name: str,
+        port: int,
+        changes: Mapping[str, Any],
+        layers: int,
+        options: Mapping[str, Any],
+        more: Mapping[str, Any],
     ) -> None:
         self.cache = ReferenceCache(layers=layers, block_count=BLOCKS)
         policy = evolve(QUICK, **changes)
         config = RuntimeConfig(
             EngineId(name), self.cache.layout, listen_port=port, policy=policy, **more
         )
-        self.runtime = Runtime(config, load_transport("nixl", {"death_bound_s": DEATH_BOUND_S}))
+        self.runtime = Runtime(config, load_transport("nixl", options))
         self.runtime.start()
         self.engine = ReferenceEngine(self.cache, self.runtime.bridge)
         self.engine.start()
@@ -45,8 +53,19 @@ class _Child:
     def address(self) -> tuple[str, int]:
         return self.runtime.address
 
+    def worker(self) -> Worker:
+        config = self.runtime.config
+        return Worker(config.engine, config.incarnation, config.rank)
+
+    def gone(self, worker: Worker) -> None:
+        """The test has seen that process die."""
+        self.runtime.bridge.submit(WriterGone(worker))
+
     def submit(self, transfer: str, *order: Any) -> None:
         self.results[transfer] = self.engine.submit(TransferId(transfer), *order)
+
+    def cancel(self, transfer: str) -> None:
+        self.engine.cancel(TransferId(transfer))
 
     def result(self, transfer: str) -> Any:
         return self.results[transfer].result(ANSWER_S)
@@ -101,11 +120,12 @@ class NixlNode:
         port: int = 0,
         changes: Mapping[str, Any] | None = None,
         layers: int = 2,
+        options: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        arguments = (theirs, name, port, changes or {}, layers, more)
+        arguments = (theirs, name, port, changes or {}, layers, options or BOUNDED, more)
         self.process = context.Process(target=_serve, args=arguments, daemon=True)
         self.process.start()
         theirs.close()

@@ -1,0 +1,87 @@
+"""What the consumer's engine may want of an attempt, and attempts of several ranks."""
+
+from __future__ import annotations
+
+from pushkv.core.ids import seconds
+from pushkv.testing.transport_faults import Fate, Stage
+
+from .rig import Rig
+
+
+async def taken_back(rig: Rig) -> None:
+    """The consumer's engine preempts; admitted again, the request is a new attempt."""
+    pair = await rig.pair()
+    attempts = {}
+    for name in ("admitted", "given up"):
+        pair.producer.produce(name)
+        pair.writes.hold(Stage.COMPLETION, name)
+        attempts[name] = pair.offer(name)
+        await pair.producer.stands("producer", name, "writing")
+        pair.consumer.take_back(name)
+        assert await pair.consumer.outcome(attempts[name]) == "preempted"
+    pair.writes.release(Stage.COMPLETION, "admitted")
+    await pair.consumer.released(attempts["admitted"])
+    pair.consumer.cancel("given up")
+    pair.consumer.readmit("admitted")
+    await pair.consumer.fired(
+        "request.receiving/TakenBack",
+        "request.preempted/MemberTold",
+        "request.preempted/MemberFreed",
+        "request.preempted/Cancelled",
+        "request.preempted/Readmitted",
+    )
+    await pair.consumer.retry_due(attempts["admitted"])
+    again = pair.offer("admitted")
+    assert await pair.consumer.outcome(again) == "delivered"
+    pair.writes.release(Stage.COMPLETION, "given up")
+    await pair.consumer.released(attempts["given up"], again)
+    pair.producer.abort("given up")
+    await pair.producer.source_released(*pair.producer.sources)
+
+
+async def given_up_between_attempts(rig: Rig) -> None:
+    """An attempt fails and is freed; before the next is due nobody wants the request any more."""
+    pair = await rig.pair(write_retries=0, retry_backoff=seconds(15), attempts=3)
+    pair.writes.fate("t", Fate.FAILED)
+    pair.producer.produce("t")
+    attempt = pair.offer("t")
+    assert await pair.consumer.outcome(attempt) == "write_failed"
+    await pair.consumer.released(attempt)
+    await pair.consumer.fired("request.retrying/MemberFreed")
+    pair.consumer.cancel("t")
+    await pair.consumer.fired("request.retrying/Cancelled")
+    again = pair.offer("t")
+    assert await pair.consumer.outcome(again) == "delivered"
+    await pair.consumer.released(again)
+    await pair.producer.source_released("t")
+
+
+async def two_writers(rig: Rig) -> None:
+    """Two producer ranks write one attempt: one is done long before the other, or fails alone."""
+    first = await rig.engine("P")
+    second = await rig.engine("P", rank=1)
+    consumer = await rig.engine("D")
+    for name in ("waits", "fails"):
+        second.transport.hold(Stage.COMPLETION, name)
+        for engine in (first, second):
+            engine.arrive(name, 48)
+            engine.compute(name, 16)
+    waits = consumer.offer("waits", first.address, second.address, tokens=48)
+    fails = consumer.offer("fails", first.address, second.address, tokens=48)
+    for name in ("waits", "fails"):
+        for engine in (first, second):
+            await engine.fired("producer.prefilling/RegistrationReceived")
+            engine.compute(name, 48, final=True)
+    await second.fired("producer.failed/Computed")  # the stranger of its own rank
+    await consumer.fired("request.receiving/MemberFreed")
+    second.abort("fails")
+    second.transport.release(Stage.COMPLETION, "fails")
+    assert await consumer.outcome(fails) == "aborted"
+    second.transport.release(Stage.COMPLETION, "waits")
+    assert await consumer.outcome(waits) == "delivered"
+    await consumer.released(waits, fails)
+    for engine in (first, second):
+        await engine.source_released("waits", "fails")
+
+
+SCENARIOS = (taken_back, given_up_between_attempts, two_writers)
