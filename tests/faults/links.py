@@ -91,7 +91,7 @@ async def never_granted(rig: Rig) -> None:
 
 async def silence(rig: Rig) -> None:
     """Nothing comes through either way: permits end, both ends suspect the link, and it heals."""
-    pair = await rig.pair(bound_s=0.2, lease=seconds(0.9), attempts=3)
+    pair = await rig.pair(bound_s=1, lease=seconds(2.4), attempts=3)
     pair.producer.produce("t")
     pair.writes.hold(Stage.POST, "t")
     attempt = pair.offer("t")

@@ -30,7 +30,7 @@ async def _streams(pair: Pair, transfer: str, *fates: Fate, tokens: int = 48) ->
 
 async def while_prefill_runs(rig: Rig) -> None:
     """A WRITE fails, is refused, or is of unknown outcome before prefill is over."""
-    pair = await rig.pair(bound_s=0.3)
+    pair = await rig.pair(bound_s=1)
     attempts = {
         name: await _streams(pair, name, fate)
         for name, fate in (("done", POSTED), ("failed", FAILED), ("refused", REFUSED))
@@ -59,7 +59,7 @@ async def while_prefill_runs(rig: Rig) -> None:
 
 async def when_prefill_is_over(rig: Rig) -> None:
     """The first of two WRITEs fails; the other is done, fails, or is unknown, while it waits."""
-    pair = await rig.pair(bound_s=0.3, write_backoff=seconds(0.3), lease=seconds(1.2))
+    pair = await rig.pair(bound_s=1, write_backoff=seconds(0.3))
     attempts = {}
     second = {"done": POSTED, "failed": FAILED, "refused": REFUSED, "unknown": UNKNOWN}
     for name, fate in second.items():
@@ -115,7 +115,7 @@ async def given_up_while_it_gets_on(rig: Rig) -> None:
 
 async def while_prefill_is_preempted(rig: Rig) -> None:
     """A WRITE still reads the source that is taken away; then prefill goes on, or begins again."""
-    pair = await rig.pair(bound_s=0.3)
+    pair = await rig.pair(bound_s=1)
     fates = {"done": POSTED, "failed": FAILED, "refused": REFUSED, "unknown": UNKNOWN}
     attempts = {}
     for name, fate in fates.items():
@@ -147,7 +147,7 @@ async def while_prefill_is_preempted(rig: Rig) -> None:
 
 async def when_nobody_wants_them(rig: Rig) -> None:
     """A request is given up with its WRITE in flight, whatever becomes of that; prefill goes on."""
-    pair = await rig.pair(bound_s=0.3)
+    pair = await rig.pair(bound_s=1)
     attempts = {}
     for name, fate in (
         ("done", POSTED),
@@ -227,7 +227,7 @@ async def nobody_can_say(rig: Rig) -> None:
 
 async def the_operator_knows(rig: Rig) -> None:
     """PROVEN says nothing of what is not quarantined, and frees what is, at either end."""
-    pair = await rig.pair(transfer=seconds(0.5))
+    pair = await rig.pair(transfer=seconds(1.5))
     pair.producer.produce("t")
     pair.writes.fate("t", BUSY)
     attempt = pair.offer("t")
@@ -255,7 +255,7 @@ async def the_operator_knows(rig: Rig) -> None:
 
 async def the_transfer_clock_runs_out(rig: Rig) -> None:
     """A WRITE does not end in time: unproven, until it ends after all and its verdict proves it."""
-    pair = await rig.pair(transfer=seconds(0.5), attempts=1)
+    pair = await rig.pair(transfer=seconds(1.5), attempts=1)
     for name in ("waits", "revoked"):
         pair.producer.produce(name)
         pair.writes.hold(Stage.COMPLETION, name)
@@ -278,7 +278,7 @@ async def the_transfer_clock_runs_out(rig: Rig) -> None:
 
 async def a_late_answer_to_a_question(rig: Rig) -> None:
     """REGISTERED answers a QUERY that was under way when UNPROVEN came; it changes nothing."""
-    pair = await rig.pair(bound_s=3.0, transfer=seconds(0.5), attempts=1, lease=seconds(6))
+    pair = await rig.pair(bound_s=5, transfer=seconds(1), attempts=1, lease=seconds(10))
     pair.writes.fate("t", UNKNOWN, POSTED)
     pair.writes.hold(Stage.COMPLETION, "t")
     attempt = await _streams(pair, "t")

@@ -38,7 +38,7 @@ def _abort_all(producer: HandEngine) -> None:
 
 async def asked_then_cancelled(rig: Rig) -> None:
     """Every phase is asked about, and granted a permit; then the consumer gives all of it up."""
-    pair = await rig.pair(bound_s=0.3, **SLOW_RETRY)
+    pair = await rig.pair(bound_s=1, **SLOW_RETRY)
     attempts = await gallery(pair)
     await pair.producer.fired(*(f"producer.{phase}/Query" for phase in SERVED))
     await pair.producer.fired(*(f"producer.{phase}/Permitted" for phase in SERVED))
@@ -129,8 +129,8 @@ def _by_attempt(rule: Rule) -> dict[AttemptId | None, bytes]:
 
 async def somebody_else_is_gone(rig: Rig) -> None:
     """A third engine is proven dead; nothing of this pair is touched, in whatever phase it is."""
-    pair = await rig.pair(bound_s=0.3, **SLOW_RETRY)
-    third = await rig.engine("E", bound_s=0.3)
+    pair = await rig.pair(bound_s=1, **SLOW_RETRY)
+    third = await rig.engine("E", bound_s=1)
     attempts = await gallery(pair)
     over = await _over(pair)
     pair.producer.produce("holding")
@@ -168,7 +168,7 @@ async def _over(pair: Pair) -> dict[str, int]:
 
 async def asked_after_the_end(rig: Rig) -> None:
     """Verdicts are lost, so that the producer is asked, revoked and registered with when over."""
-    pair = await rig.pair(hold=seconds(1), write_retries=0, attempts=1)
+    pair = await rig.pair(hold=seconds(3), write_retries=0, attempts=1)
     lost = pair.faults.rule(Complete, Failed, act=Act.DROP)
     pair.producer.produce("told")
     told = pair.offer("told")
@@ -210,7 +210,7 @@ async def asked_after_the_end(rig: Rig) -> None:
 
 async def revoked_unheard_of(rig: Rig) -> None:
     """REGISTER was lost before REVOKE came: the producer remembers the attempt in every phase."""
-    pair = await rig.pair(hold=seconds(1.5))
+    pair = await rig.pair(hold=seconds(3))
     pair.producer.produce("expired")
     pair.producer.produce("done")
     first = pair.offer("done")
@@ -244,7 +244,7 @@ async def revoked_unheard_of(rig: Rig) -> None:
 
 async def the_name_comes_again(rig: Rig) -> None:
     """A request arrives under a name whose transfer is over, in each way that it can be over."""
-    pair = await rig.pair(hold=seconds(0.7))
+    pair = await rig.pair(hold=seconds(3))
     kept = pair.faults.rule(Received, act=Act.DROP, where=of_transfer("notifying"))
     pair.producer.produce("expired")
     for name in ("done", "notifying"):

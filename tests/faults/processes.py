@@ -101,6 +101,7 @@ def the_producer_dies_and_comes_back(node: Callable[..., NixlNode]) -> None:
     successor = node("P", address.port).ready()
     _delivers("after", successor, consumer)
     quarantined = -(-(len(PROMPT) + 4) // 16)
+    wait_until(lambda: consumer.call("free") >= BLOCKS - quarantined)
     assert consumer.call("free") == BLOCKS - quarantined, "a new incarnation proves nothing"
     consumer.call("gone", worker)
     wait_until(lambda: consumer.call("free") == BLOCKS)

@@ -25,13 +25,14 @@ LANES = {"default": {}, "tcp": {"engine_config": "TLS=tcp"}}
 """UCX as it comes, which is shared memory on one host, and over TCP alone."""
 
 PATIENT = Policy(
-    lease=seconds(2.4),
+    lease=seconds(6),
     resend=seconds(0.05),
     query=seconds(0.1),
     waiting=seconds(30),
     settle=seconds(30),
     expected=seconds(30),
     hold=seconds(30),
+    hold_cancelled=seconds(30),
     transfer=seconds(30),
     write_backoff=seconds(0.01),
     retry_backoff=seconds(0.02),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pushkv.core.ids import seconds
-from pushkv.core.messages import Complete, Failed, Registered, Revoke
+from pushkv.core.messages import Complete, Failed, Progress, Registered, Revoke
 from pushkv.testing.channel_faults import Act
 from pushkv.testing.transport_faults import Stage
 
@@ -29,7 +29,7 @@ async def _looks(pair: Pair) -> int:
 
 async def arrivals_come_late(rig: Rig) -> None:
     """Verdicts come twice and wait; some are given up meanwhile; the arrivals settle all."""
-    pair = await rig.pair(bound_s=0.3, **WEAK)
+    pair = await rig.pair(bound_s=1, **WEAK)
     pair.faults.rule(Complete, Failed, act=Act.TWICE)
     delivered = await _settles(pair, "delivered")
     given_up = await _settles(pair, "given up")
@@ -62,9 +62,9 @@ async def arrivals_come_late(rig: Rig) -> None:
 
 async def arrivals_before_verdicts(rig: Rig) -> None:
     """While somebody else's are looked for, arrivals come before any verdict, in each phase."""
-    pair = await rig.pair(bound_s=0.3, **WEAK)
+    pair = await rig.pair(bound_s=1, **WEAK)
     looks = await _looks(pair)
-    pair.faults.rule(Registered, act=Act.DROP, where=of_transfer("registering"))
+    pair.faults.rule(Registered, Progress, act=Act.DROP, where=of_transfer("registering"))
     attempts = {}
     pair.arrivals.hold(Stage.ARRIVAL, "registered")
     for name in ("registering", "registered"):
@@ -100,7 +100,7 @@ async def arrivals_before_verdicts(rig: Rig) -> None:
 
 async def arrivals_are_lost(rig: Rig) -> None:
     """Under a known bound the blocks come back by time, and nothing is called delivered."""
-    pair = await rig.pair(bound_s=0.3, settle=seconds(0.5), attempts=1, lease=seconds(1.2), **WEAK)
+    pair = await rig.pair(bound_s=1, settle=seconds(0.5), attempts=1, **WEAK)
     pair.arrivals.arrivals = 0
     lost = await _settles(pair, "lost")
     assert await pair.consumer.outcome(lost) == "unproven"
@@ -111,7 +111,7 @@ async def arrivals_are_lost(rig: Rig) -> None:
 
 async def the_link_is_lost_while_settling(rig: Rig) -> None:
     """The verdict is kept in quarantine, and the fence ends it."""
-    pair = await rig.pair(bound_s=0.3, attempts=1, lease=seconds(1.2), **WEAK)
+    pair = await rig.pair(bound_s=1, attempts=1, lease=seconds(2.4), **WEAK)
     pair.arrivals.arrivals = 0
     cut = await _settles(pair, "cut")
     pair.faults.refuses = True
