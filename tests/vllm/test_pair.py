@@ -1,4 +1,8 @@
-"""One real prefill and one real decode engine of vLLM on this machine, KV pushed between them."""
+"""One real prefill and one real decode engine of vLLM on this machine, KV pushed between them.
+
+They reach each other over TLS with a shared secret, at an address that is not loopback where the
+machine has one.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import asyncio
 import json
 import os
 import random
+import secrets
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
@@ -19,6 +24,7 @@ import pytest_asyncio
 pytest.importorskip("vllm")
 
 from attrs import define, field
+from tests.runtime.keys import own_address
 from tests.vllm.harness import prefill, remote
 
 from pushkv.demo.tiny_model import write_tiny_model
@@ -37,6 +43,7 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
 }
+HOST = own_address() or "127.0.0.1"
 OUTPUTS = 12
 names = count()
 
@@ -104,7 +111,7 @@ class Pair:
         return output
 
     def remote(self, transfer: str) -> dict[str, object]:
-        return remote(transfer, remote_host="127.0.0.1", remote_port=self.port)
+        return remote(transfer, remote_host=HOST, remote_port=self.port)
 
     def effects(self, engine: str, kind: str) -> list[dict[str, Any]]:
         """What the runtime of `engine` told it so far, from its trace."""
@@ -146,6 +153,8 @@ async def pair(tmp_path_factory: pytest.TempPathFactory, environment: None) -> A
 
     folder = tmp_path_factory.mktemp("pair")
     write_tiny_model(folder / "model")
+    secret = folder / "secret"
+    secret.write_text(secrets.token_hex(32))
     both = Pair(free_port(), {name: folder / f"{name}.ndjson" for name in ("prefill", "decode")})
     roles = {"prefill": ("kv_producer", both.port, 0), "decode": ("kv_consumer", 0, 1)}
     for name, (role, port, core) in roles.items():
@@ -155,7 +164,12 @@ async def pair(tmp_path_factory: pytest.TempPathFactory, environment: None) -> A
             kv_role=role,
             engine_id=name,
             kv_load_failure_policy="recompute",
-            kv_connector_extra_config={"port": port, "trace_path": str(both.traces[name])},
+            kv_connector_extra_config={
+                "port": port,
+                "listen_host": HOST,
+                "shared_secret_path": str(secret),
+                "trace_path": str(both.traces[name]),
+            },
         )
         both.engines[name] = AsyncLLM.from_engine_args(
             AsyncEngineArgs(

@@ -1,0 +1,1 @@
+"""What strangers and peers may send, as functions of bytes; see `fuzz/README.md`."""
