@@ -41,11 +41,13 @@ CHOICES: SearchStrategy[int] = integers(0, 2**16)
 QUICK = settings(
     derandomize=True,
     deadline=None,
-    max_examples=60,
+    max_examples=40,
     phases=[Phase.generate],
     stateful_step_count=50,
     suppress_health_check=list(HealthCheck),
 )
+HUNT = settings(QUICK, max_examples=400)
+"""A rule that is out is missed after a tenth of these, whatever hypothesis makes of its seed."""
 SETTINGS = settings() if settings.get_current_profile_name() == "long" else QUICK
 
 
@@ -68,7 +70,11 @@ class Explorer(RuleBasedStateMachine):
         return [each for each in self.following if each[0].kind in kinds and not each[0].cost]
 
     def go(self, options: list[Successor], choice: int) -> None:
-        self.lines.append(self.stage.make(options[choice % len(options)]))
+        """Make one of them: each kind is as likely as the others, however many there are of it."""
+        kinds = list(dict.fromkeys((move.kind, move.cost) for move, _, _ in options))
+        choice, kind = divmod(choice, len(kinds))
+        alike = [each for each in options if (each[0].kind, each[0].cost) == kinds[kind]]
+        self.lines.append(self.stage.make(alike[choice % len(alike)]))
         self.following = self.stage.possible()
         self.check()
 
@@ -130,10 +136,19 @@ def test_nothing_breaks_on_the_way_and_everything_ends() -> None:
     explore(SETTINGS)
 
 
-@pytest.mark.parametrize("name", ["cancel frees"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cancel frees",
+        "link end frees",
+        "fence at the last grant",
+        "verdict before the handles close",
+        "first rank delivers",
+    ],
+)
 def test_a_rule_that_is_out_is_missed_and_the_script_says_how(name: str) -> None:
     with mutants()[name].in_force(), pytest.raises(ViolationError) as caught:
-        explore(QUICK)
+        explore(HUNT)
     text = without(name, str(caught.value).removeprefix("\n"))
     assert run(text) == text
     with pytest.raises((HoldsError, ImpossibleError)):
