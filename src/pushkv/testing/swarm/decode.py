@@ -56,6 +56,7 @@ class Book:
     outcome: dict[int, Delivered | NotDelivered] = field(factory=dict)
     released: set[int] = field(factory=set)
     retries: set[int] = field(factory=set)
+    cancelled: set[int] = field(factory=set)
     is_void: bool = False
     is_handed_over: bool = False
 
@@ -69,7 +70,7 @@ class Decode(Engine):
         self.books: dict[tuple[str, int], Book] = {}
         self._queue: deque[_Seat] = deque()
         self._attempt = 0
-        self._called_off: set[tuple[str, int]] = set()
+        self._called_off: set[tuple[str, int, int]] = set()
 
     def begin(self) -> None:
         """A new life knows nothing of the one before."""
@@ -149,7 +150,8 @@ class Decode(Engine):
         """A report about one attempt at one rank."""
         attempt = -1 if isinstance(report, SourceReleased) else report.attempt
         book = self.books.get((report.transfer, attempt))
-        if isinstance(report, RetryDue) and (report.transfer, attempt) in self._called_off:
+        key = (report.transfer, attempt, rank.number)
+        if isinstance(report, RetryDue) and key in self._called_off:
             return
         if book is None:
             raise ViolationError("I3", f"{rank.host}: {report} after both reports")
@@ -179,13 +181,16 @@ class Decode(Engine):
             rank.pool.verify(book.holder, request.serial, request.start // BLOCK_TOKENS, "I2")
         else:
             self._check_reason(rank, book, report)
-            if report.retry:
+            if report.retry and rank.number not in book.cancelled:
                 book.retries.add(rank.number)
         if len(book.outcome) == len(self.ranks):
             self._conclude(book)
         elif isinstance(report, NotDelivered) and not book.is_void:
             for other in self.ranks:
                 if other.number not in book.outcome:
+                    # Should it have failed by itself already, its retry is off with this.
+                    book.cancelled.add(other.number)
+                    self._called_off.add((report.transfer, report.attempt, other.number))
                     other.submit(Cancelled(report.transfer, Reason.SIBLING))
 
     def _check_reason(self, rank: Rank, book: Book, report: NotDelivered) -> None:
@@ -309,9 +314,9 @@ class Decode(Engine):
 
     def _call_off(self, book: Book) -> None:
         """A promised retry may still be said to be due, or not: nobody waits for it."""
-        if book.retries:
-            self._called_off.add((book.holder.transfer, book.holder.attempt))
-            book.retries.clear()
+        transfer, attempt = book.holder.transfer, book.holder.attempt
+        self._called_off.update((transfer, attempt, rank) for rank in book.retries)
+        book.retries.clear()
 
     def _preempt(self, seat: _Seat) -> None:
         """The engine wants the blocks for somebody else; the request waits to come back."""
