@@ -1,0 +1,76 @@
+"""A rule that is taken out, or a report that gets lost, is missed within a few seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from pushkv.check.patch import Patch
+from pushkv.check.taken_out import TAKEN_OUT, rule_of
+from pushkv.core.effects import BlocksReleased, Delivered, NotDelivered, Report
+from pushkv.runtime import Bridge
+from pushkv.testing.swarm import SwarmSettings, Violation, run_swarm
+
+SEEDS = 8
+CAUGHT = {
+    "cancel frees": ("R1", 1),
+    "link end frees": ("R2", 1),
+    "fence at the last grant": ("R6", 1),
+    "verdict before the handles close": ("R8", 0),
+    "any attempt will do": ("R9", 1),
+    "done is taken for visible": ("R10", 3),
+    "first rank frees": ("R12", 0),
+    "first rank delivers": ("R12", 0),
+    "an unknown write is over": ("R14", 0),
+}
+"""What is found quickly, from which seed on; `pushkv check` finds every rule's absence."""
+
+
+@pytest.fixture
+def patch() -> Iterator[Patch]:
+    made = Patch()
+    yield made
+    made.undo()
+
+
+def first_violation(first: int) -> Violation | None:
+    for seed in range(first, first + SEEDS):
+        found = run_swarm(SwarmSettings(seed, 120, 8)).violation
+        if found is not None:
+            return found
+    return None
+
+
+@pytest.mark.parametrize("name", CAUGHT)
+def test_a_rule_taken_out_is_missed(name: str, patch: Patch) -> None:
+    rule, seed = CAUGHT[name]
+    assert rule_of(name) == rule
+    TAKEN_OUT[name](patch)
+    found = first_violation(seed)
+    assert found is not None
+    assert found.invariant in ("I1", "I2", "I3", "no exception")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "invariant", "said"),
+    [
+        (BlocksReleased, "I4", "never given back"),
+        (Delivered | NotDelivered | BlocksReleased, "no wait without end", "outcome at ranks []"),
+    ],
+    ids=["release", "outcome"],
+)
+def test_a_report_that_gets_lost_is_missed(
+    kinds: type[Report], invariant: str, said: str, patch: Patch
+) -> None:
+    report = Bridge.report
+
+    def forgetful(self: Bridge, each: Report) -> None:
+        if not (isinstance(each, kinds) and each.transfer.endswith("7")):
+            report(self, each)
+
+    patch.set(Bridge, "report", forgetful)
+    found = run_swarm(SwarmSettings(3, 60, 6)).violation
+    assert found is not None
+    assert found.invariant == invariant
+    assert said in found.detail
