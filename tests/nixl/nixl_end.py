@@ -128,9 +128,10 @@ class End:
 
     def notify(self, agent: str, payload: bytes) -> None:
         """Send a bare notification, as anybody could who has the peer's metadata."""
-        thread = self.transport._thread
-        assert thread is not None
-        thread._orders.put(lambda: thread._agent._agent.genNotif(agent, payload, []))
+        agents = self.transport._agents
+        assert agents is not None
+        thread = agents.receiver
+        thread._orders.put(lambda: thread._nixl._agent.genNotif(agent, payload, []))
 
     def die_when_written(self, offset: int) -> None:
         def watch() -> None:

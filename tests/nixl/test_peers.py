@@ -107,7 +107,7 @@ def test_a_lost_peer_is_connected_anew_but_not_at_once_and_not_under_open_handle
     peer = found(peers)
     peers.lose(peer)
     assert "lost" in peers.usable(peer)
-    now += _peers._RECONNECT_NS
+    now += _peers.RECONNECT_NS
     peer.handles = 1
     assert "lost" in peers.usable(peer)
     peer.handles = 0

@@ -13,7 +13,16 @@ from pathlib import Path
 
 from attrs import frozen
 
-__all__ = ["Fabric", "open_rdma_devices", "present_rdma_devices", "ucx_fabric", "ucx_setting"]
+__all__ = [
+    "Fabric",
+    "may_share_memory",
+    "may_use_rdma",
+    "may_use_tcp",
+    "open_rdma_devices",
+    "present_rdma_devices",
+    "ucx_fabric",
+    "ucx_setting",
+]
 
 _SHARED_MEMORY = frozenset({"cma", "knem", "xpmem", "sysv", "posix"})
 _SHARED_MEMORY_ALIASES = frozenset(
@@ -54,7 +63,8 @@ def _names(tls: str) -> frozenset[str]:
     return frozenset(each.strip().lstrip("\\").split(":")[0] for each in tls.split(","))
 
 
-def _may_share_memory(tls: str) -> bool:
+def may_share_memory(tls: str) -> bool:
+    """Whether UCX_TLS=`tls` allows bytes to cross memory shared with the peer."""
     if not tls:
         return True
     if tls.startswith("^"):
@@ -63,8 +73,16 @@ def _may_share_memory(tls: str) -> bool:
     return bool(_names(tls) & (_SHARED_MEMORY | _SHARED_MEMORY_ALIASES))
 
 
-def _may_use_rdma(tls: str) -> bool:
+def may_use_rdma(tls: str) -> bool:
+    """Whether UCX_TLS=`tls` allows RDMA."""
     return not tls or tls.startswith("^") or bool(_names(tls) - _NOT_RDMA)
+
+
+def may_use_tcp(tls: str) -> bool:
+    """Whether UCX_TLS=`tls` allows TCP."""
+    if tls.startswith("^"):
+        return "tcp" not in _names(tls[1:])
+    return not tls or bool(_names(tls) & {"all", "tcp"})
 
 
 def ucx_fabric(
@@ -84,12 +102,12 @@ def ucx_fabric(
     tls = ucx_setting("TLS", environment, options)
     devices = ucx_setting("NET_DEVICES", environment, options)
     present, opened = sorted(present), sorted(opened)
-    shared_memory = _may_share_memory(tls)
+    shared_memory = may_share_memory(tls)
     lanes = [f"RDMA ({', '.join(opened)})" if opened else "TCP"]
     if shared_memory:
         lanes.append("shared memory to peers of this host")
     warnings = []
-    if present and not opened and _may_use_rdma(tls):
+    if present and not opened and may_use_rdma(tls):
         warnings.append(
             f"this host has RDMA devices ({', '.join(present)}) but UCX opened none of them: "
             "WRITEs to other hosts go over TCP; check /dev/infiniband, the provider library "

@@ -22,6 +22,7 @@ from attrs import frozen
 
 from pushkv.core.errors import MissingDependencyError, TransportError
 
+from ._guard import Guard, keep_for_ever
 from ._pieces import Piece
 from ._regions import RegionTable
 
@@ -45,11 +46,12 @@ class NixlError(Exception):
 
 
 @contextmanager
-def _nixl_errors() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise NixlError(type(error).__name__, str(error)) from error
+def _calling(guard: Guard, call: str) -> Iterator[None]:
+    with guard.calling(call):
+        try:
+            yield
+        except Exception as error:
+            raise NixlError(type(error).__name__, str(error)) from error
 
 
 @frozen
@@ -113,7 +115,10 @@ def _lanes_logged(backend: str) -> Iterator[None]:
 
 
 class Agent:
-    """One NIXL agent with one backend; used by one thread alone. Every call may raise NixlError."""
+    """One NIXL agent with one backend; used by one thread alone.
+
+    Every call may raise NixlError, or Abandoned once the guard was told to give the thread up.
+    """
 
     def __init__(
         self,
@@ -122,6 +127,7 @@ class Agent:
         backend: str,
         options: Mapping[str, str],
         progress_delay_us: int,
+        guard: Guard,
     ) -> None:
         """Create the agent and its backend; takes up to a second.
 
@@ -129,6 +135,7 @@ class Agent:
             TransportError: NIXL has no such backend here, or it did not start.
         """
         bindings = self._bindings = library.bindings
+        self._guard = guard
         config = bindings.nixlAgentConfig()
         config.useProgThread = True
         config.useListenThread = False
@@ -136,24 +143,40 @@ class Agent:
         config.syncMode = bindings.NIXL_THREAD_SYNC_RW
         # 0 makes the progress thread spin; anything above makes UCX wait for events.
         config.pthrDelay = progress_delay_us
-        with _CREATION:
-            with _nixl_errors():
-                self._agent = bindings.nixlAgent(name, config)
-                plugins = list(self._agent.getAvailPlugins())
-            if backend not in plugins:
-                raise TransportError(
-                    f"NIXL {library.version} has no backend {backend!r} here, only {plugins}; "
-                    "is NIXL_PLUGIN_DIR set to another installation?"
-                )
-            try:
-                with _nixl_errors(), _lanes_logged(backend):
-                    self._backends = [self._agent.createBackend(backend, dict(options))]
-            except NixlError as error:
-                raise TransportError(
-                    f"NIXL's backend {backend} did not start with options {dict(options)}: "
-                    f"{error}; check the UCX_* environment and what the log says above"
-                ) from error
+        # A creation that hangs holds up the next ones, and they are given up like it.
+        with guard.calling("wait for the creation of another agent"):
+            _CREATION.acquire()
+        try:
+            self._create(library, name, config, backend, options)
+        finally:
+            _CREATION.release()
         self._registered: list[object] = []
+
+    def _create(
+        self,
+        library: Library,
+        name: str,
+        config: object,
+        backend: str,
+        options: Mapping[str, str],
+    ) -> None:
+        guard = self._guard
+        with _calling(guard, "create the agent"):
+            self._agent = self._bindings.nixlAgent(name, config)
+            plugins = list(self._agent.getAvailPlugins())
+        if backend not in plugins:
+            raise TransportError(
+                f"NIXL {library.version} has no backend {backend!r} here, only {plugins}; "
+                "is NIXL_PLUGIN_DIR set to another installation?"
+            )
+        try:
+            with _calling(guard, f"start {backend}"), _lanes_logged(backend):
+                self._backends = [self._agent.createBackend(backend, dict(options))]
+        except NixlError as error:
+            raise TransportError(
+                f"NIXL's backend {backend} did not start with options {dict(options)}: "
+                f"{error}; check its environment (UCX_*, FI_*) and what the log says above"
+            ) from error
 
     def _memory_type(self, device_memory: bool) -> object:
         return self._bindings.VRAM_SEG if device_memory else self._bindings.DRAM_SEG
@@ -164,23 +187,27 @@ class Agent:
             rows = table.descriptors(device_memory)
             if len(rows):
                 listed = self._bindings.nixlRegDList(self._memory_type(device_memory), rows)
-                with _nixl_errors():
+                with _calling(self._guard, "register memory"):
                     self._agent.registerMem(listed, self._backends)
                 self._registered.append(listed)
 
     def metadata(self) -> bytes:
         """What a peer's agent loads to WRITE here."""
-        with _nixl_errors():
+        with _calling(self._guard, "describe memory"):
             return bytes(self._agent.getLocalMD())
 
     def load(self, metadata: bytes) -> str:
-        """Learn a peer from its metadata; returns its agent's name. Blocks on no peer over UCX."""
-        with _nixl_errors():
+        """Learn a peer from its metadata; returns its agent's name.
+
+        Blocks on no peer over UCX. Over LIBFABRIC it greets the peer, and never returns if that is
+        dead.
+        """
+        with _calling(self._guard, "load a peer"):
             return bytes(self._agent.loadRemoteMD(metadata)).decode()
 
     def forget(self, name: str) -> None:
         """Disconnect from a peer and drop what was loaded of it."""
-        with _nixl_errors():
+        with _calling(self._guard, "forget a peer"):
             self._agent.invalidateRemoteMD(name)
 
     def prepare(self, peer: str, piece: Piece, notice: bytes) -> int:
@@ -190,7 +217,7 @@ class Agent:
         them 74 µs: lists prepared per transfer do not pay.
         """
         bindings = self._bindings
-        with _nixl_errors():
+        with _calling(self._guard, "prepare a WRITE"):
             local = bindings.nixlXferDList(self._memory_type(piece.from_device), piece.source)
             remote = bindings.nixlXferDList(self._memory_type(piece.to_device), piece.destination)
             return int(
@@ -201,29 +228,34 @@ class Agent:
 
     def post(self, handle: int) -> bool:
         """Post a WRITE; whether it is DONE already. May block for the whole copy (UCX over cma)."""
-        with _nixl_errors():
+        with _calling(self._guard, "post a WRITE"):
             return bool(self._agent.postXferReq(handle) == self._bindings.NIXL_SUCCESS)
 
     def check(self, handle: int) -> bool:
         """Whether a posted WRITE is DONE. Over UCX this is also what sends its notification."""
-        with _nixl_errors():
+        with _calling(self._guard, "look after a WRITE"):
             return bool(self._agent.getXferStatus(handle) == self._bindings.NIXL_SUCCESS)
 
     def release(self, handle: int) -> None:
         """Free a handle that is not posted or has ended. On an open one this stops nothing."""
-        with _nixl_errors():
+        with _calling(self._guard, "release a WRITE"):
             self._agent.releaseXferReq(handle)
 
     def notifications(self) -> Mapping[str, list[bytes]]:
         """The notifications that came since the last call, by the name of the sending agent."""
-        with _nixl_errors():
+        with _calling(self._guard, "fetch notifications"):
             found: Mapping[str, list[bytes]] = self._agent.getNotifs({}, self._backends)
             return found
 
     def destroy(self) -> None:
         """Withdraw the memory; end the agent and its progress thread. All handles must be over."""
         for listed in self._registered:
-            with _nixl_errors():
+            with _calling(self._guard, "withdraw memory"):
                 self._agent.deregisterMem(listed, self._backends)
         self._registered.clear()
-        del self._agent
+        with _calling(self._guard, "end the agent"):
+            del self._agent
+
+    def keep_for_ever(self) -> None:
+        """Called from another thread when the owner hangs: ending this agent would hang, too."""
+        keep_for_ever(getattr(self, "_agent", None))

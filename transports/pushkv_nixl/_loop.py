@@ -1,10 +1,11 @@
 """The one thread that owns a NIXL agent.
 
 It makes the agent, learns and forgets peers, posts, looks after handles, takes notifications and
-ends the agent; nobody else calls NIXL. It sleeps on its queue of orders while there is nothing to
-look after, and otherwise looks at once, every poll interval, or every millisecond, the slower the
-longer nothing has happened. Nothing ends it but `stop`: what goes wrong becomes the outcome of a
-WRITE or a line in the log.
+ends the agent; nobody else calls into that agent. It sleeps on its queue of orders while there is
+nothing to look after, and otherwise looks at once, every poll interval, or every millisecond, the
+slower the longer nothing has happened. Nothing ends it but `stop` and `retire`: what goes wrong
+becomes the outcome of a WRITE or a line in the log. If a call of its into NIXL does not return, it
+is given up by `_agents.Agents`, and does nothing more.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pushkv.transport import Write, WriteOutcome
 
 from ._arrivals import Arrivals
 from ._codec import agent_name, encode_memory
+from ._guard import Abandoned, Guard
 from ._library import Agent, Library, NixlError
 from ._metadata import has_known_form
 from ._open_write import OpenWrite, Step
@@ -65,18 +67,41 @@ class Setup:
     worker: Worker
     regions: RegionTable
     clock: Callable[[], int]
+    reconnects: bool
+    connections_most: int
+    call_timeout_s: float
 
 
 class AgentThread(threading.Thread):
-    """The thread. A daemon: a handle that never ends must not keep the process alive."""
+    """The thread. A daemon: a handle that never ends must not keep the process alive.
 
-    def __init__(self, setup: Setup, outbox: Outbox) -> None:
-        super().__init__(name=f"pushkv-nixl-{setup.worker.rank}", daemon=True)
+    Attributes:
+        number: 0 for the agent that peers write to; others only write.
+        error: Why the agent did not come to stand.
+        memory: What peers need to write to this agent.
+        added: The peers this agent was told of. For the caller of `add_peer` alone.
+        owed: The WRITEs ordered here and not reported, by number.
+        touched: Those of them of which something may have been posted.
+        facing: The peer that the current call into NIXL is about, if it is about one.
+    """
+
+    def __init__(self, setup: Setup, outbox: Outbox, number: int = 0) -> None:
+        name = f"pushkv-nixl-{setup.worker.rank}" + (f"-{number}" if number else "")
+        super().__init__(name=name, daemon=True)
+        self.number = number
         self.started = threading.Event()
         self.error: Exception | None = None
         self.memory = b""
         self.stopping = False
         self.arrivals = Arrivals(setup.worker)
+        self.guard = Guard()
+        self.added: set[Worker] = set()
+        self.owed: set[int] = set()
+        self.touched: set[int] = set()
+        self.facing: Worker | None = None
+        self._retiring = False
+        self._agent: Agent | None = None
+        self._peers: Peers | None = None
         self._setup = setup
         self._outbox = outbox
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
@@ -89,17 +114,38 @@ class AgentThread(threading.Thread):
 
     # -- from any thread; none of these blocks
 
+    @property
+    def worn(self) -> bool:
+        """Whether this agent has made as many connections as it should."""
+        peers = self._peers
+        return peers is not None and peers.spent >= self._setup.connections_most
+
+    def lost_ns(self, worker: Worker) -> int | None:
+        """When (monotonic) this agent lost a peer that it cannot connect anew, or None."""
+        return None if self._peers is None else self._peers.lost.get(worker)
+
     def add_peer(self, worker: Worker, data: bytes) -> None:
         """Learn a peer."""
-        self._orders.put(lambda: self._peers.add(worker, data))
+
+        def order() -> None:
+            self.facing = worker
+            self._known.add(worker, data)
+            self.facing = None
+
+        self.added.add(worker)
+        self._orders.put(order)
 
     def remove_peer(self, worker: Worker) -> None:
         """Forget a peer."""
-        self._orders.put(lambda: self._peers.remove(worker))
+        self.added.discard(worker)
+        self._orders.put(lambda: self._known.remove(worker))
 
     def post(self, number: int, write: Write) -> None:
         """Post a WRITE, to be reported by `number`."""
+        self.owed.add(number)
         self._orders.put(lambda: self._take(number, write))
+        if self.error is not None:
+            self._fail_owed()
 
     def look(self, active: bool) -> None:
         """Look for arrivals, or stop."""
@@ -115,18 +161,41 @@ class AgentThread(threading.Thread):
         self.stopping = True
         self._orders.put(lambda: None)
 
+    def retire(self) -> None:
+        """Another agent writes from now on; post what was ordered, then disconnect.
+
+        An agent that peers write to stays for them; any other ends.
+        """
+
+        def order() -> None:
+            self._retiring = True
+
+        self._orders.put(order)
+
+    def keep_for_ever(self) -> None:
+        """Called when this thread was given up: nothing may end its agent any more."""
+        if self._agent is not None:
+            self._agent.keep_for_ever()
+
     # -- the thread itself
 
     def run(self) -> None:
         """Live."""
         try:
+            self._live()
+        except Abandoned:
+            _log.warning("a call into NIXL returned after its thread was given up")
+
+    def _live(self) -> None:
+        try:
             self._begin()
         except Exception as error:  # noqa: BLE001 - `start` raises it
             self.error = error
+            self._fail_owed()
             return
         finally:
             self.started.set()
-        while not (self.stopping and not self._open):
+        while not self._finished():
             try:
                 self._round()
             except Exception:  # noqa: BLE001 - nothing may end the thread
@@ -134,49 +203,87 @@ class AgentThread(threading.Thread):
                 time.sleep(_SLOW_S)
         self._end()
 
+    def _finished(self) -> bool:
+        if self._open:
+            return False
+        if self._retiring and not self.number:
+            self._retiring = False
+            self._known.forget_all()
+        return self.stopping or self._retiring
+
     def _begin(self) -> None:
         setup = self._setup
         name = agent_name(setup.worker)
-        self._agent = Agent(
-            setup.library, name, setup.backend, setup.options, setup.progress_delay_us
+        # Peers of one name are one peer to NIXL; a peer is to know each agent of ours apart.
+        ours = f"{name}/{self.number}" if self.number else name
+        agent = Agent(
+            setup.library, ours, setup.backend, setup.options, setup.progress_delay_us, self.guard
         )
         try:
-            self._agent.register(setup.regions)
-            metadata = self._agent.metadata()
+            agent.register(setup.regions)
+            metadata = agent.metadata()
         except NixlError:
-            self._agent.destroy()
+            agent.destroy()
             raise
         self.memory = encode_memory(
-            setup.library.version, setup.backend, name, setup.regions, metadata
+            setup.library.version, setup.backend, ours, setup.regions, metadata
         )
-        known = has_known_form(metadata, name, setup.backend, setup.regions)
+        self._agent = agent
+        known = has_known_form(metadata, ours, setup.backend, setup.regions)
         if not known:
             _log.warning("NIXL's metadata has a new form here: that of peers is not checked")
-        self._peers = Peers(self._agent, setup.library.version, setup.backend, checks=known)
+        self._peers = Peers(
+            agent,
+            setup.library.version,
+            setup.backend,
+            checks=known,
+            reconnects=setup.reconnects,
+        )
+
+    @property
+    def _known(self) -> Peers:
+        assert self._peers is not None
+        return self._peers
+
+    @property
+    def _nixl(self) -> Agent:
+        assert self._agent is not None
+        return self._agent
 
     def _end(self) -> None:
         self._run_orders(0)  # WRITEs ordered meanwhile are reported
         self._outbox.flush()
         try:
-            self._peers.forget_all()
-            self._agent.destroy()
+            self._known.forget_all()
+            self._nixl.destroy()
         except Exception:  # noqa: BLE001 - the process goes on
             _log.exception("the NIXL agent did not end cleanly")
+
+    def _report(self, number: int, outcome: WriteOutcome, cause: str = "") -> None:
+        self._outbox.report(number, outcome, cause)
+        self.owed.discard(number)
+        self.touched.discard(number)
+
+    def _fail_owed(self) -> None:
+        for number in list(self.owed):
+            self._report(number, WriteOutcome.FAILED, f"the agent did not start: {self.error}")
+        self._outbox.flush()
 
     def _round(self) -> None:
         self._run_orders(self._pause())
         self._post_one()
-        # Also when nobody looks: here it costs little, and NIXL's own queue has no bound.
-        self._fetch()
+        if not self.number:
+            # Also when nobody looks: here it costs little, and NIXL's own queue has no bound.
+            self._fetch()
         self._check()
         self._outbox.flush()
 
     def _pause(self) -> float | None:
         """For how long to wait for orders: seconds, None for ever."""
-        if self.stopping and not self._open:
+        if (self.stopping or self._retiring) and not self._open:
             return 0
         if not (self._open or self._looking):
-            return _DRAIN_S if len(self._peers) else None
+            return _DRAIN_S if self.number == 0 else None
         now = time.monotonic_ns()
         if any(each.write.ready is None for each in self._to_post):
             return 0
@@ -199,22 +306,22 @@ class AgentThread(threading.Thread):
 
     def _take(self, number: int, write: Write) -> None:
         if self.stopping:
-            self._outbox.report(number, WriteOutcome.FAILED, CLOSED)
+            self._report(number, WriteOutcome.FAILED, CLOSED)
             return
         try:
-            peer = self._peers.find(write.peer)
+            peer = self._known.find(write.peer)
             if isinstance(peer, str):
-                self._outbox.report(number, WriteOutcome.FAILED, peer)
+                self._report(number, WriteOutcome.FAILED, peer)
                 return
             if peer.memory is None:
-                self._outbox.report(number, WriteOutcome.FAILED, peer.cause)
+                self._report(number, WriteOutcome.FAILED, peer.cause)
                 return
             pieces = cut(write.source, write.destination, self._setup.regions, peer.memory.regions)
         except Exception as error:  # noqa: BLE001 - a bad order harms its own WRITE alone
-            self._outbox.report(number, WriteOutcome.FAILED, str(error))
+            self._report(number, WriteOutcome.FAILED, str(error))
             return
         if not pieces:
-            self._outbox.report(number, WriteOutcome.DONE)
+            self._report(number, WriteOutcome.DONE)
             return
         opened = OpenWrite(number, write, peer, pieces)
         self._open[number] = opened
@@ -234,9 +341,11 @@ class AgentThread(threading.Thread):
             if not each.posting:  # a posted piece failed meanwhile
                 del self._to_post[at]
                 continue
+            self.facing = each.write.peer
             step = each.post_next(
-                self._agent, self._peers, self._setup.clock, self._setup.capabilities
+                self._nixl, self._known, self._setup.clock, self._setup.capabilities, self.touched
             )
+            self.facing = None
             if step is Step.NOT_READY:
                 at += 1
                 continue
@@ -250,20 +359,22 @@ class AgentThread(threading.Thread):
 
     def _check(self) -> None:
         for each in tuple(self._posted.values()):
-            if each.check(self._agent, self._peers):
+            self.facing = each.write.peer
+            if each.check(self._nixl, self._known):
                 self._event_ns = time.monotonic_ns()
                 self._settle(each)
+        self.facing = None
 
     def _settle(self, each: OpenWrite) -> None:
         if not each.handles:
             self._posted.pop(each.number, None)
         if each.over:
             del self._open[each.number]
-            self._outbox.report(each.number, each.outcome, each.cause)
-            self._peers.settle(each.peer)
+            self._report(each.number, each.outcome, each.cause)
+            self._known.settle(each.peer)
 
     def _fetch(self) -> None:
-        for sender, notices in self._agent.notifications().items():
+        for sender, notices in self._nixl.notifications().items():
             for data in notices:
                 self._event_ns = time.monotonic_ns()
                 arrival = self.arrivals.take(sender, data)

@@ -87,8 +87,12 @@ class OpenWrite:
         peers: Peers,
         clock: Callable[[], int],
         capabilities: Capabilities,
+        touched: set[int],
     ) -> Step:
-        """Post one piece if it may be posted (R3, R5); blocks as long as NIXL takes to post it."""
+        """Post one piece if it may be posted (R3, R5); blocks as long as NIXL takes to post it.
+
+        `touched` gets the WRITE's number before its first post.
+        """
         permit = self.write.permit
         if not permit.allows(Instant(clock()), capabilities):
             self.stop(WriteOutcome.REFUSED, "the permit did not last")
@@ -114,6 +118,7 @@ class OpenWrite:
             self._release(agent, handle)
             return Step.STOPPED
         self._next += 1
+        touched.add(self.number)
         try:
             done = agent.post(handle)
         except NixlError as error:

@@ -34,6 +34,15 @@ class Outbox:
         self._owed[number] = write
         return number
 
+    @property
+    def owes(self) -> bool:
+        """Whether a WRITE is not reported yet."""
+        return bool(self._owed)
+
+    def withdraw(self, number: int) -> Write | None:
+        """Take a WRITE back, so that its number reports nothing; None if it was reported."""
+        return self._owed.pop(number, None)
+
     def report(
         self, number: int, outcome: WriteOutcome, cause: str = "", source_idle: bool = True
     ) -> None:

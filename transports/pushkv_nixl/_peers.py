@@ -14,11 +14,11 @@ from ._codec import Memory, agent_name, decode_memory
 from ._library import Agent, NixlError
 from ._metadata import check_metadata
 
-__all__ = ["Peer", "Peers"]
+__all__ = ["RECONNECT_NS", "Peer", "Peers"]
 
 _log = logging.getLogger("pushkv.nixl")
 
-_RECONNECT_NS = 1_000_000_000
+RECONNECT_NS = 1_000_000_000
 """Shortest time between two connections to one peer: each costs UCX a file descriptor for good."""
 
 
@@ -53,14 +53,31 @@ class Peer:
 
 
 class Peers:
-    """All peers of one agent, by worker: an incarnation is a peer of its own (R9)."""
+    """All peers of one agent, by worker: an incarnation is a peer of its own (R9).
 
-    def __init__(self, agent: Agent, library: str, backend: str, *, checks: bool) -> None:
+    An agent over LIBFABRIC connects once to each peer. The two greet each other by name, and one
+    that forgets the other and greets it again gets no answer: posts then wait for a minute, in
+    vain. There NIXL is made to forget nobody, and a lost peer needs another agent.
+
+    Attributes:
+        spent: Connections that cost the agent something for good. Over UCX those taken down: each
+            leaves a file descriptor or two at either side until the agent ends. Over LIBFABRIC
+            those made: an agent has 255 in its life.
+        lost: Where this agent does not reconnect, when (monotonic, ns) each lost peer was lost;
+            may be read from any thread.
+    """
+
+    def __init__(
+        self, agent: Agent, library: str, backend: str, *, checks: bool, reconnects: bool = True
+    ) -> None:
         self._checks = checks
         self._agent = agent
         self._library = library
         self._backend = backend
+        self._reconnects = reconnects
         self._peers: dict[Worker, Peer] = {}
+        self.spent = 0
+        self.lost: dict[Worker, int] = {}
 
     def add(self, worker: Worker, data: bytes) -> None:
         """Learn a peer, or learn it anew. What is wrong with it becomes the cause of its WRITEs."""
@@ -88,7 +105,7 @@ class Peers:
 
     def settle(self, peer: Peer) -> None:
         """Forget a leaving peer whose last handle is over."""
-        if peer.leaving and not peer.handles:
+        if peer.leaving and not peer.handles and self._reconnects:
             self._unload(peer)
             if self._peers.get(peer.worker) is peer:
                 del self._peers[peer.worker]
@@ -104,7 +121,8 @@ class Peers:
         """Why no WRITE can be posted to `peer` now; "" where one can. Reconnects a lost peer."""
         if peer.leaving:
             return "the peer was removed"
-        if peer.lost and not peer.handles and time.monotonic_ns() >= peer.connect_after_ns:
+        may_connect = self._reconnects and peer.lost and not peer.handles
+        if may_connect and time.monotonic_ns() >= peer.connect_after_ns:
             self._unload(peer)
             self._load(peer)
         if peer.lost:
@@ -115,7 +133,9 @@ class Peers:
         """Note that the connection to `peer` failed. NIXL itself would fail from now on."""
         if not peer.lost:
             peer.lost = True
-            peer.connect_after_ns = time.monotonic_ns() + _RECONNECT_NS
+            peer.connect_after_ns = time.monotonic_ns() + RECONNECT_NS
+            if not self._reconnects:
+                self.lost[peer.worker] = time.monotonic_ns()
 
     def forget_all(self) -> None:
         """Disconnect every peer: one that vanishes unsaid may leave a peer's queue pair broken."""
@@ -145,6 +165,8 @@ class Peers:
         ):
             if ours != theirs:
                 return f"{name} {theirs!r} does not fit: expected {ours!r}"
+        if not self._reconnects:
+            self.spent += 1
         try:
             if self._checks:
                 check_metadata(memory.metadata, peer.agent, self._backend, memory.regions)
@@ -167,6 +189,9 @@ class Peers:
             self._forget(peer.agent)
 
     def _forget(self, name: str) -> None:
+        if not self._reconnects:
+            return
+        self.spent += 1
         try:
             self._agent.forget(name)
         except NixlError as error:

@@ -14,9 +14,11 @@ from pushkv.core.errors import ConfigurationError, TransportError
 from pushkv.core.ids import Duration, Worker, seconds
 from pushkv.transport import Arrival, Completion, Region, Write, WriteOutcome
 
+from ._agents import Agents
+from ._demand import FABRICS, check_provider, device_files, provider_of, restricted_ucx
 from ._fabric import open_rdma_devices, present_rdma_devices, ucx_fabric
 from ._library import load_library
-from ._loop import CLOSED, AgentThread, Setup
+from ._loop import Setup
 from ._outbox import Outbox
 from ._regions import RegionTable
 
@@ -26,7 +28,7 @@ _log = logging.getLogger("pushkv.nixl")
 
 _BACKENDS = ("UCX", "LIBFABRIC")
 
-_PROGRESS_DELAY_US = {"UCX": 100_000, "LIBFABRIC": 100}
+_PROGRESS_DELAY_US = {"UCX": 100_000, "LIBFABRIC": 400}
 """UCX's progress thread wakes on events and only as a fallback after the delay; LIBFABRIC's sleeps
 for the delay, so that it is the least latency there."""
 
@@ -36,6 +38,10 @@ writer's CPU (cma, xpmem) end with it, and a process has ended only when the ker
 sockets and queue pairs: what is left is in TCP's buffers, or on a wire. Over cma and loopback TCP
 nothing was ever seen to land once the kernel reported the death of a writer killed amid 512 MiB.
 Over LIBFABRIC nothing was measured."""
+
+_CALL_TIMEOUT_S = {"UCX": 60.0, "LIBFABRIC": 10.0}
+_CONNECTIONS_MOST = {"UCX": 64, "LIBFABRIC": 200}
+_CONNECTIONS_LIMIT = 254
 
 _EXIT_S = 2.0
 _CLOSE_BY_THREAD = "the transport was closed before this WRITE ended"
@@ -58,6 +64,9 @@ class NixlTransport:
         poll_interval_s: float = 0.0002,
         progress_delay_us: int | None = None,
         start_timeout_s: float = 30.0,
+        call_timeout_s: float | None = None,
+        connections_most: int | None = None,
+        fabric: str | None = None,
     ) -> None:
         """Check the options and load NIXL.
 
@@ -72,6 +81,13 @@ class NixlTransport:
             progress_delay_us: The fallback interval of NIXL's progress thread in microseconds, at
                 least 1; None for the one that suits the backend.
             start_timeout_s: How long `start` may take, in seconds.
+            call_timeout_s: How long one call into NIXL may take before its agent is given up, in
+                seconds; None for 60 over UCX, 10 over LIBFABRIC.
+            connections_most: After how many connections that cost it something for good an agent
+                is replaced; None for 64 over UCX, 200 over LIBFABRIC, where 255 is NIXL's limit.
+            fabric: What WRITEs must go over; another fabric is then an error, not a fall-back. Over
+                UCX "rdma" or "tcp", or None for what UCX chooses. Over LIBFABRIC "efa", "cxi" or
+                "tcp", or None for any but TCP.
 
         Raises:
             ConfigurationError: An option is wrong.
@@ -84,15 +100,33 @@ class NixlTransport:
             raise ConfigurationError("progress_delay_us", delay_us, "an integer of at least 1")
         _check_time("poll_interval_s", poll_interval_s)
         _check_time("start_timeout_s", start_timeout_s)
+        if call_timeout_s is None:
+            call_timeout_s = _CALL_TIMEOUT_S[backend]
+        _check_time("call_timeout_s", call_timeout_s)
+        if connections_most is None:
+            connections_most = _CONNECTIONS_MOST[backend]
+        if type(connections_most) is not int or not 1 <= connections_most <= _CONNECTIONS_LIMIT:
+            raise ConfigurationError(
+                "connections_most", connections_most, f"1 to {_CONNECTIONS_LIMIT}"
+            )
+        if fabric is not None and fabric not in FABRICS[backend]:
+            raise ConfigurationError("fabric", fabric, f"None or one of {FABRICS[backend]}")
         self._backend = backend
-        self._options = _without_spinlock(options) if backend == "UCX" else options
+        self._fabric = fabric
+        if backend == "UCX":
+            options = restricted_ucx(fabric, os.environ, options)
+            self._options = _without_spinlock(options)
+        else:
+            self._options = options
         self._poll_interval_s = poll_interval_s
         self._progress_delay_us = delay_us
         self._start_timeout_s = start_timeout_s
         self._library = load_library()
         if not self._library.version.startswith("1.5."):
             _log.warning("NIXL %s was never tested with pushkv; 1.5.1 was", self._library.version)
-        over_ucx = backend == "UCX"
+        over_ucx = self._reconnects = backend == "UCX"
+        self._call_timeout_s = call_timeout_s
+        self._connections_most = connections_most
         self._capabilities = Capabilities(
             name=f"nixl/{backend}",
             done_means_visible=over_ucx,
@@ -102,11 +136,15 @@ class NixlTransport:
                 _DEATH_BOUND_S[backend] if death_bound_s is None else death_bound_s,
             ),
             reaches_successor=not over_ucx,
-            # LIBFABRIC's providers (efa, shm) choose shared memory by themselves.
-            shared_memory=not over_ucx or ucx_fabric(os.environ, options, (), ()).shared_memory,
+            # LIBFABRIC's efa takes shared memory by itself to a peer of the same host.
+            shared_memory=(
+                ucx_fabric(os.environ, options, (), ()).shared_memory
+                if over_ucx
+                else fabric != "tcp"
+            ),
         )
         self._outbox = Outbox()
-        self._thread: AgentThread | None = None
+        self._agents: Agents | None = None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -121,7 +159,7 @@ class NixlTransport:
     @property
     def dropped_arrivals(self) -> int:
         """How many notifications were dropped: not from pushkv, damaged, or for somebody else."""
-        return 0 if self._thread is None else self._thread.arrivals.dropped
+        return 0 if self._agents is None else self._agents.receiver.arrivals.dropped
 
     def start(
         self,
@@ -136,7 +174,7 @@ class NixlTransport:
             ConfigurationError: A region is wrong.
             TransportError: The agent did not come to stand, or the transport was started before.
         """
-        if self._thread is not None:
+        if self._agents is not None:
             raise TransportError("a NixlTransport is started once: make a new one")
         self._outbox.wake = wake
         setup = Setup(
@@ -149,13 +187,18 @@ class NixlTransport:
             worker,
             RegionTable.of(regions),
             clock,
+            self._reconnects,
+            self._connections_most,
+            self._call_timeout_s,
         )
-        thread = self._thread = AgentThread(setup, self._outbox)
+        agents = self._agents = Agents(setup, self._outbox, receiver_writes=self._reconnects)
+        thread = agents.receiver
         # A peer that vanishes without disconnecting has been seen to break the other's queue pair.
         atexit.register(self._at_exit)
+        before = device_files()
         thread.start()
         if not thread.started.wait(self._start_timeout_s):
-            thread.stop()
+            agents.stop()
             raise TransportError(
                 f"the NIXL agent did not come to stand within {self._start_timeout_s} s: look at "
                 "the UCX_* environment (UCX_NET_DEVICES, UCX_TLS) and at the log of UCX"
@@ -167,7 +210,7 @@ class NixlTransport:
                 f"the NIXL agent did not start: {thread.error!r}; check that the regions are "
                 "mapped memory, `ulimit -l`, and the UCX_* environment"
             ) from thread.error
-        self._log_fabric(worker)
+        self._check_fabric(worker, provider_of(thread.memory, device_files() - before))
 
     def memory(self) -> bytes:
         """What a peer needs to WRITE here; constant from `start` on.
@@ -175,7 +218,7 @@ class NixlTransport:
         Raises:
             TransportError: The transport is not started.
         """
-        memory = self._started().memory
+        memory = self._started().receiver.memory
         if not memory:
             raise TransportError("the NIXL agent does not stand: start() failed")
         return memory
@@ -190,17 +233,11 @@ class NixlTransport:
 
     def post(self, write: Write) -> None:
         """Order a WRITE; one of no bytes is DONE, with nothing posted and no arrival."""
-        thread = self._started()
-        number = self._outbox.owe(write)
-        if thread.stopping:
-            self._outbox.report(number, WriteOutcome.FAILED, CLOSED)
-            self._outbox.flush()
-        else:
-            thread.post(number, write)
+        self._started().post(write)
 
     def look_for_arrivals(self, active: bool) -> None:
         """Look for arrivals every poll interval from now on, or stop."""
-        self._started().look(active)
+        self._started().receiver.look(active)
 
     def poll(self) -> Sequence[Completion | Arrival]:
         """What has happened since the last call, oldest first; takes no lock."""
@@ -214,14 +251,14 @@ class NixlTransport:
             not, what was open is reported UNKNOWN, the thread goes on waiting for it in the
             background, and `close` may be called again.
         """
-        thread = self._thread
-        if thread is None:
+        agents = self._agents
+        if agents is None:
             return True
-        thread.stop()
-        thread.join(timeout_s)
+        agents.stop()
+        ended = agents.join(timeout_s)
         self._outbox.report_all(WriteOutcome.UNKNOWN, _CLOSE_BY_THREAD, source_idle=False)
         self._outbox.flush()
-        if thread.is_alive():
+        if not ended:
             return False
         atexit.unregister(self._at_exit)
         return True
@@ -230,16 +267,28 @@ class NixlTransport:
         if not self.close(_EXIT_S):
             _log.warning("the process ends while WRITEs of NIXL are open")
 
-    def _started(self) -> AgentThread:
-        if self._thread is None:
+    def _started(self) -> Agents:
+        if self._agents is None:
             raise TransportError("the transport is not started: call start() first")
-        return self._thread
+        return self._agents
 
-    def _log_fabric(self, worker: Worker) -> None:
-        if self._backend != "UCX":
-            _log.info("%s writes over %s", worker, self.version)
+    def _check_fabric(self, worker: Worker, provider: str) -> None:
+        if self._backend == "LIBFABRIC":
+            try:
+                check_provider(self._fabric, provider)
+            except TransportError:
+                self.close(_EXIT_S)
+                raise
+            _log.info("%s writes over %s, provider %s", worker, self.version, provider)
             return
-        fabric = ucx_fabric(os.environ, self._options, present_rdma_devices(), open_rdma_devices())
+        opened = open_rdma_devices()
+        fabric = ucx_fabric(os.environ, self._options, present_rdma_devices(), opened)
+        if self._fabric == "rdma" and not opened:
+            self.close(_EXIT_S)
+            raise TransportError(
+                f"fabric rdma was asked for, but UCX opened no RDMA device: {fabric.summary}; this "
+                f"host has {', '.join(present_rdma_devices()) or 'none'}"
+            )
         _log.info("%s writes over %s: %s", worker, self.version, fabric.summary)
         for warning in fabric.warnings:
             _log.warning("%s", warning)
