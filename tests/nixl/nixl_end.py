@@ -48,6 +48,9 @@ class End:
     def add_peer(self, worker: Worker, memory: bytes) -> None:
         self.transport.add_peer(worker, memory)
 
+    def remove_peer(self, worker: Worker) -> None:
+        self.transport.remove_peer(worker)
+
     def fill(self, seed: int) -> None:
         period = 1_000_003  # a prime, so that no two blocks are alike
         content = np.random.default_rng(seed).integers(1, 256, period, np.uint8)
@@ -160,6 +163,15 @@ class End:
 
         Agent.prepare = prepared  # type: ignore[method-assign, assignment]
         Agent.release = released  # type: ignore[method-assign, assignment]
+
+    def agents(self) -> tuple[int, int]:
+        """How many agents took over from another, and how many hang."""
+        agents = self.transport._agents
+        assert agents is not None
+        return agents.made, len(agents.hung)
+
+    def descriptors(self) -> int:
+        return len(os.listdir("/proc/self/fd"))
 
     def modules(self) -> list[str]:
         return [name for name in sys.modules if isinstance(sys.modules[name], ModuleType)]

@@ -116,7 +116,7 @@ def test_damage_is_refused_or_lies_in_what_is_opaque(at: int, more: bytes, inser
         return
     assert len(damaged) == len(good)
     for tag in (b"Agent", b"Conns", b"MemSection", b"nixlSecElms", b"bknd", AGENT.encode()):
-        assert damaged.count(tag) == good.count(tag)
+        assert damaged.count(tag) >= good.count(tag)
 
 
 body = st.tuples(

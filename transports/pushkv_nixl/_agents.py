@@ -101,7 +101,11 @@ class Agents:
                 self._outbox.report(number, WriteOutcome.FAILED, refused)
                 self._outbox.flush()
                 return
-            self._fit_writer(write.peer).post(number, write)
+            writer = self._fit_writer(write.peer)
+            data = self._memories.get(write.peer)
+            if data is not None and write.peer not in writer.added:
+                writer.add_peer(write.peer, data)
+            writer.post(number, write)
         self._watch.nudge()
 
     def stop(self) -> None:
@@ -142,7 +146,7 @@ class Agents:
         return ""
 
     def _fit_writer(self, peer: Worker) -> AgentThread:
-        """The agent to write to `peer`, told of it."""
+        """The agent to write to `peer`; it may not know it yet."""
         writer, why = self._writer, ""
         if writer is None:
             why = "none writes yet"
@@ -154,12 +158,7 @@ class Agents:
             lost_ns = writer.lost_ns(peer)
             if lost_ns is not None and time.monotonic_ns() >= lost_ns + RECONNECT_NS:
                 why = f"it cannot connect {peer} anew"
-        if writer is None or why:
-            writer = self._replace(why)
-        data = self._memories.get(peer)
-        if data is not None and peer not in writer.added:
-            writer.add_peer(peer, data)
-        return writer
+        return self._replace(why) if writer is None or why else writer
 
     def _replace(self, why: str) -> AgentThread:
         old = self._writer
