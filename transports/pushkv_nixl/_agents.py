@@ -150,7 +150,7 @@ class Agents:
         writer, why = self._writer, ""
         if writer is None:
             why = "none writes yet"
-        elif writer.worn:
+        elif writer.worn and (self._setup.reconnects or peer not in writer.added):
             why = f"it has made or ended {self._setup.connections_most} connections"
         elif writer.error is not None and time.monotonic_ns() >= self._made_ns + RECONNECT_NS:
             why = "it did not start"
