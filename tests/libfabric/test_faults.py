@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from typing import Any
 
 import pytest
 from tests.nixl.nixl_end import RemoteEnd, meet
@@ -16,9 +17,9 @@ pytestmark = pytest.mark.timeout(110)
 BLOCK = 4096
 
 
-def end(engine: str, incarnation: int, size_bytes: int = 1 << 23, **options: object) -> RemoteEnd:
+def end(engine: str, incarnation: int, size_bytes: int = 1 << 23, **options: Any) -> RemoteEnd:
     options |= {"backend": "LIBFABRIC", "fabric": "tcp", "call_timeout_s": 1.0}
-    return RemoteEnd(engine, incarnation, size_bytes=size_bytes, **options)  # type: ignore[arg-type]
+    return RemoteEnd(engine, incarnation, size_bytes=size_bytes, **options)
 
 
 def outcome(producer: RemoteEnd, consumer: RemoteEnd, attempt: int) -> WriteOutcome:
