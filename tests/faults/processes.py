@@ -70,7 +70,7 @@ def _delivers(name: str, producer: NixlNode, consumer: NixlNode) -> None:
 
 @in_processes
 def the_consumer_dies_while_it_is_written_to(node: Callable[..., NixlNode]) -> None:
-    """No error of NIXL frees the source; the certain death of the only one written to does."""
+    """NIXL's error frees no source; the reader's certain death does, once nothing is under way."""
     producer, first, second = node("P", hold=seconds(2)), node("D"), node("E")
     for each in (producer, first, second):
         each.ready()
