@@ -79,8 +79,13 @@ test-router: $(ROUTER) ## Real engines behind a published router
 	@$(PYTHON) -m pytest -q tests/router $(ARGS)
 
 .PHONY: faults
-faults: $(PROJECT) ## Faults of real vLLM engines, pushkv beside vLLM's connectors; hours, can be resumed
-	@$(PYTHON) -m tests.matrix $(ARGS)
+faults: $(PROJECT) ## Every fault of reference and vLLM engines into faults.json; hours, can be resumed
+	@$(PYTHON) -m tests.matrix reference $(ARGS)
+	@$(PYTHON) -m tests.matrix vllm $(ARGS)
+
+.PHONY: soak
+soak: $(PROJECT) ## 200,000 transfers between reference engines under random faults, into soak.json
+	@$(PYTHON) -m tests.matrix.soak $(ARGS)
 
 .PHONY: fuzz
 fuzz: $(FUZZER) ## Fuzz each decoder of what others send for FUZZ_S seconds, from the kept corpus

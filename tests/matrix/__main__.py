@@ -1,4 +1,4 @@
-"""The fault matrix over real vLLM engines: ``python -m tests.matrix --help``."""
+"""The fault matrix: ``python -m tests.matrix --help``."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from rich.console import Console
 from pushkv.demo.tiny_model import write_tiny_model
 
 from .fleet import Answer, Fleet, fleet
+from .reference import LANES, REFERENCE_FAULTS, Stage, one_run
 from .rows import Row, Rows, show
-from .systems import SYSTEMS, System, new_name
+from .systems import PULL, PUSH, SYSTEMS, System, new_name
 from .vllm_faults import FAULTS, Scene
 
 BACK_WITHIN_S = 30.0
 """Within which every block must be back: the hold time, the death bound, a lease and a margin."""
 
 
-async def one_run(fleet: Fleet, fault: str, seed: int) -> Row:
+async def one_vllm_run(fleet: Fleet, fault: str, seed: int) -> Row:
     """One run of one fault; the fleet is healthy before, and need not be after."""
     scene = Scene(fleet, seed)
     notes: list[str] = []
@@ -82,42 +83,75 @@ async def run_system(
         async with fleet(system, model, logs / system.name) as found:
             while due:
                 fault, number = due.pop(0)
-                row = await one_run(found, fault, seed=1_000 * (1 + number) + len(due))
+                row = await one_vllm_run(found, fault, seed=1_000 * (1 + number) + len(due))
                 rows.add(row)
                 print(f"{system.name}: {fault}, run {number + 1}: {row}", file=sys.stderr)
                 if not row.recovered or row.leaked_blocks:
                     break
 
 
+def run_reference(lanes: list[str], faults: list[str], runs: int, rows: Rows) -> None:
+    """Each fault as often as is still due, with engines that stay warm."""
+    for lane in lanes:
+        with Stage(lane) as stage:
+            for fault in faults:
+                for number in range(rows.runs(fault, f"reference, {lane}"), runs):
+                    row = one_run(stage, fault, seed=number)
+                    rows.add(row)
+                    print(f"{row.system}: {fault}, run {number + 1}: {row}", file=sys.stderr)
+
+
 def main() -> int:
     """Run what is asked for; the status is 1 if any row of pushkv is not green."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.matrix",
-        description="Faults of real vLLM engines, one prefill and one decode, for pushkv and for "
-        "vLLM's own connectors. Rows are kept in the file after every run and not run again.",
+        description="Faults of engines, and what their clients get. Rows are kept in the file "
+        "after every run, so a run can be taken up again.",
     )
-    parser.add_argument("--system", action="append", choices=[*SYSTEMS], help="all by default")
-    parser.add_argument("--fault", action="append", choices=[*FAULTS], help="all by default")
-    parser.add_argument("--runs", type=int, default=3, help="of each fault (default: 3)")
+    parser.add_argument(
+        "engine",
+        choices=["vllm", "reference"],
+        help="real vLLM engines over pushkv and over vLLM's own connectors, or pushkv's reference "
+        "engines over NIXL",
+    )
+    parser.add_argument("--system", action="append", help="or lane of NIXL; all by default")
+    parser.add_argument("--fault", action="append", help="all by default")
+    parser.add_argument("--runs", type=int, help="of each fault (default: 3 or 20)")
     parser.add_argument("--json", type=Path, default=Path("faults.json"), help="where rows are")
-    parser.add_argument("--logs", type=Path, help="keep the engines' logs in this directory")
+    parser.add_argument("--logs", type=Path, help="keep the logs of vLLM in this directory")
     options = parser.parse_args()
-    systems = options.system or [*SYSTEMS]
+    is_vllm = options.engine == "vllm"
+    known: list[str] = [*SYSTEMS] if is_vllm else [*LANES]
+    faults: list[str] = [*FAULTS] if is_vllm else [*REFERENCE_FAULTS]
+    for what, asked, there in (
+        ("--system", options.system or known, known),
+        ("--fault", options.fault or faults, faults),
+    ):
+        for each in asked:
+            if each not in there:
+                parser.error(f"{what} {each!r}: expected one of: " + "; ".join(there))
     rows = Rows(options.json)
+    systems, faults = options.system or known, options.fault or faults
+    if is_vllm:
+        run_vllm(systems, faults, options.runs or 3, rows, options.logs)
+    else:
+        run_reference(systems, faults, options.runs or 20, rows)
+        systems = [f"reference, {lane}" for lane in systems]
+    show(rows.rows.values(), systems, Console())
+    ours = [row for row in rows.rows.values() if row.system not in (PULL.name, PUSH.name)]
+    return int(not all(row.is_green for row in ours))
+
+
+def run_vllm(
+    systems: list[str], faults: list[str], runs: int, rows: Rows, logs: Path | None
+) -> None:
+    """One system after the other, on the same tiny model."""
     with tempfile.TemporaryDirectory(prefix="pushkv-faults-") as scratch:
         model = write_tiny_model(Path(scratch, "model"))
         for name in systems:
             anyio.run(
-                run_system,
-                SYSTEMS[name],
-                options.fault or [*FAULTS],
-                options.runs,
-                rows,
-                model,
-                options.logs or Path(scratch, "logs"),
+                run_system, SYSTEMS[name], faults, runs, rows, model, logs or Path(scratch, "logs")
             )
-    show(rows.rows.values(), systems, Console())
-    return int(not all(row.is_green for row in rows.rows.values() if row.system == "pushkv"))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,344 @@
+"""Faults of reference engines over real NIXL, each engine a process: ``python -m tests.matrix``.
+
+Whatever happens to whomever at whichever moment: the client has its answer, and the right one where
+a healthy path exists; every block comes back; the pair works again. A router's part is played here:
+when a decode engine is lost, its leg goes out again to another one.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+from attrs import define, field
+from tests.runtime.nixl_node import BLOCKS, NixlNode
+
+from pushkv.core.effects import ProducerAddress
+from pushkv.core.ids import seconds
+from pushkv.testing.reference_engine import ReferenceCache, Role, generate
+
+from .fleet import Answer
+from .rows import Row
+
+__all__ = ["ACTIONS", "LANES", "MOMENTS", "REFERENCE_FAULTS", "Stage", "one_run"]
+
+LANES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "tcp": {"backend_options": {"engine_config": "TLS=tcp"}},
+}
+"""UCX as it comes, which is shared memory on one host, and over TCP alone."""
+LAYERS = 8
+TOKENS = 4
+ANSWER_S = 20.0
+"""Within which every client must have an answer."""
+BACK_S = 15.0
+"""Within which every block must be back."""
+DEATH_BOUND_S = 0.5
+PATIENT = {
+    "hold": seconds(3),
+    "expected": seconds(2),
+    "waiting": seconds(3),
+    "transfer": seconds(5),
+}
+
+
+@define
+class Stage:
+    """Warm engines of one lane; those that a fault has ended are started when they are needed."""
+
+    lane: str
+    nodes: dict[str, NixlNode] = field(factory=dict)
+    ports: dict[str, int] = field(factory=dict)
+    count: int = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for node in self.nodes.values():
+            node.kill()
+
+    def node(self, name: str) -> NixlNode:
+        """The engine of that name, started on the port it had before."""
+        if name not in self.nodes:
+            options = {**LANES[self.lane], "death_bound_s": DEATH_BOUND_S}
+            port = self.ports.get(name, 0)
+            self.nodes[name] = NixlNode(name, port, PATIENT, LAYERS, options).ready()
+            self.ports[name] = self.nodes[name].address.port
+        return self.nodes[name]
+
+    def lose(self, name: str) -> None:
+        """``kill -9``, and wait for its end."""
+        self.nodes.pop(name).kill()
+
+    def transfer(self) -> tuple[str, tuple[int, ...]]:
+        """A new name and a new prompt."""
+        self.count += 1
+        chooser = random.Random(self.count)
+        return f"t{self.count}", tuple(chooser.randrange(50_000) for _ in range(600))
+
+    def address(self, name: str) -> ProducerAddress:
+        """Where an engine is, or was."""
+        if name in self.nodes:
+            self.ports[name] = self.nodes[name].address.port
+        return ProducerAddress("127.0.0.1", self.ports[name])
+
+
+def right(prompt: tuple[int, ...]) -> tuple[int, ...]:
+    """What a lone engine generates."""
+    return generate(ReferenceCache(LAYERS, BLOCKS), prompt, TOKENS)
+
+
+# -- the parts of a run
+
+
+@define
+class Run:
+    """One request of a client, and what is done to the engines that serve it."""
+
+    stage: Stage
+    name: str = ""
+    prompt: tuple[int, ...] = ()
+    answers: list[tuple[tuple[int, ...], Answer]] = field(factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        for each in ("P", "D"):
+            self.stage.node(each)
+        self.name, self.prompt = self.stage.transfer()
+
+    def consume(self, decoder: str = "D", producer: str = "P") -> None:
+        """Send the decode leg."""
+        address = self.stage.address(producer)
+        node = self.stage.node(decoder)
+        node.call("submit", self.name, self.prompt, Role.CONSUME, TOKENS, address)
+
+    def produce(self, producer: str = "P") -> None:
+        """Send the prefill leg."""
+        self.stage.node(producer).call("submit", self.name, self.prompt, Role.PRODUCE)
+
+    def result(self, decoder: str = "D") -> None:
+        """Wait for the client's answer."""
+        try:
+            generation = self.stage.nodes[decoder].call("result", self.name)
+            answer = Answer((generation.tokens,))
+        except (AssertionError, EOFError, OSError, KeyError) as error:
+            answer = Answer(error=repr(error)[:200])
+        except TimeoutError:
+            answer = Answer()
+        self.answers.append((self.prompt, answer))
+
+    def bring_to(self, moment: str, delay_s: float) -> None:
+        """Let the request come as far as `moment`."""
+        if moment == "before":
+            return
+        self.consume()
+        if moment == "waiting":
+            time.sleep(0.05 + delay_s)
+            return
+        self.produce()
+        if moment == "after":
+            self.result()
+        else:
+            time.sleep(delay_s)
+
+
+# -- what may happen to an engine
+
+
+def killed(run: Run, victim: str) -> None:
+    """``kill -9``."""
+    run.stage.lose(victim)
+
+
+def restarted(run: Run, victim: str) -> None:
+    """``kill -9``, and a successor on the same port at once."""
+    run.stage.lose(victim)
+    run.stage.node(victim)
+
+
+def paused(run: Run, victim: str) -> None:
+    """Stopped for longer than a permit lasts, then let go on."""
+    run.stage.nodes[victim].pause()
+    time.sleep(1.2)
+    run.stage.nodes[victim].resume()
+
+
+def ended(run: Run, victim: str) -> None:
+    """Shut down in order."""
+    run.stage.nodes[victim].call("stop", 5.0)
+    run.stage.lose(victim)
+
+
+def cancelled(run: Run, victim: str) -> None:
+    """That end's client, or its router, gives the request up."""
+    run.stage.nodes[victim].call("cancel", run.name)
+
+
+ACTIONS: dict[str, Callable[[Run, str], None]] = {
+    each.__name__: each for each in (killed, restarted, paused, ended, cancelled)
+}
+MOMENTS = ("before", "waiting", "at a random moment", "after")
+LOST = ("killed", "restarted", "ended")
+
+
+def at_moment(action: str, victim: str, moment: str) -> Callable[[Stage, float], Run]:
+    """One request, to one end of which something happens; its router does what routers do."""
+
+    def fault(stage: Stage, delay_s: float) -> Run:
+        run = Run(stage)
+        run.bring_to(moment, delay_s)
+        ACTIONS[action](run, victim)
+        if moment == "after":
+            return run
+        if moment == "before":
+            run.consume()
+        if moment in ("before", "waiting") and "P" in stage.nodes:
+            # The leg of a router that waits in a queue meanwhile.
+            with suppress(AssertionError):
+                run.produce()
+        if action == "cancelled" and victim == "D" and moment != "before":
+            return run  # nobody waits for an answer
+        if victim == "D" and action in LOST and moment != "before":
+            run.consume("E")  # the router turns to another decode engine
+            run.result("E")
+        else:
+            run.result()
+        return run
+
+    return fault
+
+
+def twice_at_once(stage: Stage, delay_s: float) -> Run:
+    """The same request comes to two decode engines at once."""
+    run = Run(stage)
+    for decoder in ("D", "E"):
+        run.consume(decoder)
+    run.produce()
+    for decoder in ("D", "E"):
+        run.result(decoder)
+    return run
+
+
+def another_prompt(stage: Stage, delay_s: float) -> Run:
+    """Two prompts come under one name."""
+    run = Run(stage)
+    mine = run.prompt
+    run.consume()
+    _, run.prompt = stage.transfer()
+    run.produce()
+    run.prompt = mine
+    run.result()
+    return run
+
+
+def another_prefiller(stage: Stage, delay_s: float) -> Run:
+    """The prefill engine is lost, and both legs go out again under a new name to another one."""
+    run = Run(stage)
+    stage.node("Q")
+    run.bring_to("at a random moment", delay_s)
+    killed(run, "P")
+    run.stage.nodes["D"].call("cancel", run.name)
+    run.name, run.prompt = stage.transfer()
+    run.consume(producer="Q")
+    run.produce("Q")
+    run.result()
+    return run
+
+
+def too_late(stage: Stage, delay_s: float) -> Run:
+    """Decode comes when the hold time of the finished prefill is over."""
+    run = Run(stage)
+    run.produce()
+    time.sleep(4)
+    run.consume()
+    run.result()
+    return run
+
+
+def storm(stage: Stage, delay_s: float) -> Run:
+    """Sixty requests, which would fill the cache many times over, are given up at any moment."""
+    run = Run(stage)
+    for _ in range(60):
+        run.name, run.prompt = stage.transfer()
+        run.consume()
+        run.produce()
+        time.sleep(delay_s / 10)
+        stage.nodes["D"].call("cancel", run.name)
+        stage.nodes["P"].call("cancel", run.name)
+    run.name, run.prompt = stage.transfer()
+    run.consume()
+    run.produce()
+    run.result()
+    return run
+
+
+REFERENCE_FAULTS: dict[str, Callable[[Stage, float], Run]] = {
+    f"{victim} {action}, {moment}": at_moment(action, victim, moment)
+    for action in ACTIONS
+    for victim in ("P", "D")
+    for moment in MOMENTS
+    if (action, moment) not in (("cancelled", "before"), ("cancelled", "after"))
+} | {
+    "one request at two decode engines": twice_at_once,
+    "two prompts under one name": another_prompt,
+    "retried at another prefill engine": another_prefiller,
+    "decode after the hold time": too_late,
+    "abort storm": storm,
+}
+
+
+def one_run(stage: Stage, fault: str, seed: int) -> Row:
+    """One run of one fault; every engine is healthy before, and need not be after."""
+    delay_s = random.Random(seed).uniform(0, 0.15)
+    began = time.monotonic()
+    run = REFERENCE_FAULTS[fault](stage, delay_s)
+    slowest_s = time.monotonic() - began
+    fits = [answer.tokens == (right(prompt),) for prompt, answer in run.answers]
+    wrong = [answer.tokens and not fit for (_, answer), fit in zip(run.answers, fits, strict=True)]
+    left = {name: _left(node) for name, node in stage.nodes.items()}
+    probe = Run(stage)
+    probe.consume()
+    probe.produce()
+    probe.result()
+    healthy = probe.answers[0][1].tokens == (right(probe.prompt),)
+    leaked = sum(left.values())
+    if leaked or not healthy:
+        for name in tuple(stage.nodes):
+            stage.lose(name)
+    return Row(
+        fault,
+        f"reference, {stage.lane}",
+        runs=1,
+        clients=len(fits),
+        answered=sum(answer.came for _, answer in run.answers),
+        right=sum(fits),
+        wrong=sum(map(bool, wrong)),
+        leaked_blocks=leaked,
+        recovered=int(healthy),
+        slowest_s=round(slowest_s, 1),
+        notes=tuple(
+            dict.fromkeys(
+                [answer.error for _, answer in run.answers if answer.error]
+                + [f"{name}: {count} blocks lost" for name, count in left.items() if count]
+            )
+        ),
+    )
+
+
+def _left(node: NixlNode) -> int:
+    """Blocks of an engine that do not come back in time."""
+    deadline = time.monotonic() + BACK_S
+    while True:
+        missing = BLOCKS - int(node.call("free"))
+        if missing == 0 or time.monotonic() > deadline:
+            return missing
+        time.sleep(0.05)
