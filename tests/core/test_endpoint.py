@@ -38,6 +38,7 @@ from pushkv.core.messages import (
     Grant,
     Hello,
     Ping,
+    Progress,
     Query,
     Reason,
     Received,
@@ -128,6 +129,30 @@ def test_an_arrival_with_another_token_changes_nothing() -> None:
     before = consumer_state(consumer)
     world.happen(consumer, ArrivalSeen(before.attempt, 0, before.register.arrival_token + 1))
     assert consumer_state(consumer) is before
+    assert consumer.counted["forged_arrival"] == 1
+
+
+def test_an_arrival_that_comes_twice_is_counted() -> None:
+    world, consumer, _ = registered(WEAK)
+    seen = ArrivalSeen(consumer_state(consumer).attempt, 0, 0)
+    seen = evolve(seen, token=consumer_state(consumer).register.arrival_token)
+    world.happen(consumer, seen)
+    before = consumer_state(consumer)
+    world.happen(consumer, seen)
+    assert consumer_state(consumer) is before
+    assert consumer.counted["repeated_arrival"] == 1
+
+
+def test_what_a_peer_says_and_a_row_ignores_is_counted() -> None:
+    world, consumer, producer = registered()
+    world.happen(consumer, Cancelled(A))
+    before = consumer_state(consumer)
+    late = Progress(before.attempt, 4)
+    world.send(world.wire(consumer, producer), consumer, late)
+    world.settle()
+    assert consumer_state(consumer) == before
+    assert consumer.counted["ignored"] == 1
+    assert producer.counted["ignored"] == 0, "what one's own machines ignore is no input"
 
 
 @pytest.mark.parametrize("outcome", ["done", "failed", "refused", "unknown"])

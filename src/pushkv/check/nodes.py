@@ -21,6 +21,7 @@ from pushkv.core.effects import (
     Delivered,
     Dial,
     Effect,
+    Hangup,
     LookForArrivals,
     NotDelivered,
     PeerJoined,
@@ -28,10 +29,11 @@ from pushkv.core.effects import (
     PermitGranted,
     RetryDue,
     SourceReleased,
+    Transmit,
     WriterJoined,
 )
 from pushkv.core.endpoint import Endpoint, Identity
-from pushkv.core.events import ArrivalSeen, Event, Tick
+from pushkv.core.events import ArrivalSeen, Event, MessageReceived, Tick
 from pushkv.core.ids import FOREVER, AttemptId, EngineId, Epoch, Incarnation, Instant, Worker
 from pushkv.core.link import LINK, LinkStatus
 from pushkv.core.machines import StepRecord, Store
@@ -42,12 +44,15 @@ from pushkv.core.request import REQUEST, RequestStatus
 from pushkv.core.table import replace
 
 from .configurations import Configuration
+from .properties import INPUT, judged
 from .snapshot import NOW, EndpointState, aged, freeze, older, thaw
 
 __all__ = ["Fire", "Node", "Nodes", "Offer", "Slot", "Stage", "Step"]
 
 LAYOUT = b"layout"
 SECRET = b"a secret of the checker"
+HARMLESS = (Counted, Transmit, Hangup, LookForArrivals)
+"""What the same input may lead to a second time: it is counted, and answered again."""
 
 
 @frozen(order=True)
@@ -243,29 +248,24 @@ class Nodes:
 
     def step(self, slot: Slot, node: Node, event: Event) -> Step:
         """One event, now."""
-        return self._run(slot, node, lambda endpoint: endpoint.handle(event, NOW))
+        return self._run(slot, node, event)
 
     def arrival(self, slot: Slot, node: Node, attempt: AttemptId, part: int) -> Step:
         """An arrival with the token that the attempt's producer was told."""
-
-        def run(endpoint: Endpoint) -> list[Effect]:
-            token = endpoint.receiving._token(attempt)
-            return endpoint.handle(ArrivalSeen(attempt, part, token), NOW)
-
-        return self._run(slot, node, run)
+        token = self._endpoint(slot, node).receiving._token(attempt)
+        return self._run(slot, node, ArrivalSeen(attempt, part, token))
 
     def fire(self, slot: Slot, node: Node, fire: Fire) -> Step:
         """One machine's deadline comes."""
 
-        def run(endpoint: Endpoint) -> list[Effect]:
+        def due(endpoint: Endpoint) -> None:
             store = self._store(endpoint, fire.table)
             key = list(store.states)[fire.index]
             if fire.field:
                 store.states[key] = replace(store.states[key], **{fire.field: NOW})
             endpoint._machines.deadlines.set((fire.table, key), NOW)
-            return endpoint.handle(Tick(), NOW)
 
-        return self._run(slot, node, run)
+        return self._run(slot, node, Tick(), due)
 
     @staticmethod
     def _store(endpoint: Endpoint, table: str) -> Store[Any, Any]:
@@ -277,22 +277,35 @@ class Nodes:
         }
         return stores[table]
 
-    def _run(self, slot: Slot, node: Node, run: Callable[[Endpoint], list[Effect]]) -> Step:
-        endpoint = self._endpoints.get((slot, node.life)) or self._new(slot, node.life, NOW)
+    def _endpoint(self, slot: Slot, node: Node) -> Endpoint:
+        return self._endpoints.get((slot, node.life)) or self._new(slot, node.life, NOW)
+
+    def _run(
+        self,
+        slot: Slot,
+        node: Node,
+        event: Event,
+        prepare: Callable[[Endpoint], None] | None = None,
+    ) -> Step:
+        endpoint = self._endpoint(slot, node)
         thaw(node.endpoint, endpoint)
         endpoint._machines.deadlines = Deadlines()
+        if prepare is not None:
+            prepare(endpoint)
         self._records.clear()
         broken: list[tuple[str, str]] = []
         effects: list[Effect] = []
         try:
-            effects = run(endpoint)
+            effects = endpoint.handle(event, NOW)
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not happen
             broken.append(("no exception", f"{type(error).__name__}: {error}"))
-        for record in self._records:
-            self.rows.add((record.machine, record.row.name))
-            broken.extend(_fenced(record))
+        self.rows.update((record.machine, record.row.name) for record in self._records)
         lease = self.configuration.policy.lease
         after = evolve(node, endpoint=freeze(endpoint, lease))
+        same = after.endpoint == node.endpoint
+        broken += judged(event, same, self._records, effects)
+        if isinstance(event, INPUT):
+            broken += self._twice(endpoint, event, after)
         left: list[Effect] = []
         for effect in effects:
             if isinstance(effect, Delivered) and self.configuration.eventually == "delivers":
@@ -305,13 +318,28 @@ class Nodes:
         broken.extend(_exposed(after))
         return Step(after, tuple(left), tuple(broken))
 
+    def _twice(self, endpoint: Endpoint, event: Event, after: Node) -> list[tuple[str, str]]:
+        """I5: what comes twice at once changes nothing the second time, and orders nothing."""
+        what = type(event.message if isinstance(event, MessageReceived) else event).__name__
+        try:
+            effects = endpoint.handle(event, NOW)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it must not happen
+            return [("no exception", f"{what} comes twice: {type(error).__name__}: {error}")]
+        if freeze(endpoint, self.configuration.policy.lease) != after.endpoint:
+            return [("I5", f"{what} comes twice, and changes something the second time")]
+        done = [type(each).__name__ for each in effects if not isinstance(each, HARMLESS)]
+        return [("I5", f"{what} comes twice, and so does {done}")] if done else []
+
     # -- time
 
     def aged(self, slot: Slot, node: Node) -> Node:
         """The node after one step of time in which nothing happened there."""
+        return self.older(node, self.configuration.rates[0 if slot.consumer else 1])
+
+    def older(self, node: Node, by: int) -> Node:
+        """The node after so much time on its own clock."""
         if not node.life:
             return node
-        by = self.configuration.rates[0 if slot.consumer else 1]
         permits = tuple((epoch, older(until, by, -1)) for epoch, until in node.permits)
         endpoint = aged(node.endpoint, by, self.configuration.policy.lease)
         return evolve(node, endpoint=endpoint, permits=permits)
@@ -383,24 +411,6 @@ class Nodes:
 
 def _fits(ours: Hello, theirs: Hello) -> Refused | None:
     return None
-
-
-def _fenced(record: StepRecord) -> list[tuple[str, str]]:
-    """I6: what names another attempt or life changes nothing of this one."""
-    attempt = getattr(record.event, "attempt", None)
-    if not isinstance(attempt, AttemptId) or record.after is record.before:
-        return []
-    if record.machine == CONSUMER.name and record.key != attempt:
-        return [("I6", f"{record.row.name} acts on {attempt} at {record.key}")]
-    if record.machine != PRODUCER.name:
-        return []
-    served = getattr(record.before, "registration", None)
-    if served is None or served.register.attempt == attempt:
-        return []
-    kept = ("registration", "open", "unknown", "done", "status")
-    if any(getattr(record.before, each) != getattr(record.after, each) for each in kept):
-        return [("I6", f"{record.row.name} acts on {attempt} while another is served")]
-    return []
 
 
 def _at_node(node: Node, effect: Effect) -> tuple[Node, bool, list[tuple[str, str]]]:

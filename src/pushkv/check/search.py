@@ -11,6 +11,7 @@ from pathlib import Path
 
 from attrs import frozen
 
+from .alone import Place, without_end
 from .checkpoint import put_down, take_up
 from .configurations import Configuration
 from .liveness import GOALS, trap
@@ -99,7 +100,9 @@ def search(
     complete = not run.frontier and not run.violations
     if checkpoint is not None and complete:
         checkpoint.unlink(missing_ok=True)
-    if run.graph is not None and complete:
+    if complete:
+        run.violations += _waiting_for_ever(run)
+    if run.graph is not None and complete and not run.violations:
         run.violations += _never_ending(run)
     return Found(
         configuration.name,
@@ -180,6 +183,21 @@ def _moves(world: World, path: tuple[State, ...]) -> tuple[Move, ...]:
         next(move for move, state, _ in world.successors(before) if state == after)
         for before, after in pairwise(path)
     )
+
+
+def _waiting_for_ever(run: Search) -> list[Violation]:
+    """Where a process cannot get out by itself of what it is in."""
+    world = run.world
+    first: dict[Place, int] = {}
+    for number, state in enumerate(run.states):
+        for at in range(world.pair_at):
+            first.setdefault((at, state[at]), number)
+    place = without_end(world, first)
+    if place is None:
+        return []
+    path = run.path(first[place])
+    why = f"{world.slots[place[0]]} waits for ever if no peer does anything more"
+    return [Violation((("I7", why),), path, _moves(world, path))]
 
 
 def _never_ending(run: Search) -> list[Violation]:

@@ -20,11 +20,14 @@ PROPERTIES = {
     "I2": "delivered only when every byte of the attempt is in place at every rank",
     "I3": "one outcome and one release for each attempt and each source",
     "I4": "every block is in exactly one place, and what is exposed is counted",
+    "I5": "what is late, unknown or comes twice is counted, and changes nothing",
     "I6": "nothing of another attempt or incarnation is acted on",
+    "I7": "whoever asks is answered, whoever gives up is heeded, and nobody waits without an end",
+    "I8": "every failure has one reason, that of whoever failed",
     "no exception": "no event is illegal, and nothing raises",
     "ends": "under fairness every request ends, and its blocks come back",
 }
-"""What is checked, by name; I1 to I6 as in the protocol."""
+"""What is checked, by name; I1 to I8 as in the protocol."""
 
 
 @frozen
@@ -71,6 +74,12 @@ _ENGINE = {
 }
 
 
+_STRANGELY = {
+    "repeat": ", and will come again",
+    "overtake": " before the one in front of it",
+}
+
+
 def _network(world: World, state: State, move: Move) -> Chapter:
     ends = [str(world.slots[at]) for at in world.pairs[move.at]]
     if move.kind == "connect":
@@ -84,9 +93,9 @@ def _network(world: World, state: State, move: Move) -> Chapter:
     if move.kind == "deliver":
         wire = world.pair(state, move.at).wire(move.number)
         assert wire is not None, "only what is on a wire is delivered"
-        message = type(wire.queues[end][0]).__name__.upper()
-        twice = ", and will come again" if move.cost else ""
-        return Chapter(peer, me, f"{message} from {peer} reaches {me}{twice}.", message)
+        message = type(wire.queues[end][move.cost == "overtake"]).__name__.upper()
+        so = _STRANGELY.get(move.cost, "")
+        return Chapter(peer, me, f"{message} from {peer} reaches {me}{so}.", message)
     sentence = {
         "hear": f"{me} learns that {peer} has closed their connection.",
         "lose": f"{me} loses its connection to {peer}, which hears nothing of it.",

@@ -18,6 +18,7 @@ from .consumer import (
     KeptVerdict,
 )
 from .effects import (
+    Counted,
     Effect,
     LinkDown,
     LinkUp,
@@ -228,8 +229,10 @@ def unproven(state: Consumer, event: Unproven, now: Instant, rules: Rules) -> Re
 
 def arrival(state: Consumer, event: ArrivalSeen, now: Instant, rules: Rules) -> Result[Consumer]:
     """R10: arrivals are a set of parts, made only by the producer that was told the token."""
-    if event.token != state.register.arrival_token or event.part in state.arrived:
-        return state, ()
+    if event.token != state.register.arrival_token:
+        return state, (Counted("forged_arrival"),)
+    if event.part in state.arrived:
+        return state, (Counted("repeated_arrival"),)
     state = replace(state, arrived=tuple(sorted((*state.arrived, event.part))))
     if state.verdict is None or state.status in (REVOKING, *WAITING):
         return state, ()

@@ -8,8 +8,17 @@ from typing import Any, Generic, Protocol, TypeVar
 from attrs import frozen
 
 from .deadlines import Deadlines
-from .effects import Effect
+from .effects import Counted, Effect
+from .events import (
+    ArrivalSeen,
+    RegistrationReceived,
+    WriteDone,
+    WriteFailed,
+    WriteRefused,
+    WriteUnknown,
+)
 from .ids import Instant
+from .messages import AttemptMessage, Grant, Ping
 from .table import Row, Rules, Table
 
 __all__ = ["LifeObserver", "Machines", "Observer", "StepRecord", "Store"]
@@ -25,6 +34,19 @@ class _Timed(Protocol):
 
 S = TypeVar("S", bound=_Timed)
 K = TypeVar("K")
+
+INPUT = (
+    AttemptMessage
+    | Ping
+    | Grant
+    | RegistrationReceived
+    | ArrivalSeen
+    | WriteDone
+    | WriteFailed
+    | WriteRefused
+    | WriteUnknown
+)
+"""What comes from peers and transports, and is counted where a row ignores it (I5)."""
 
 LEAST_WAIT = 1_000_000
 """A machine is not looked at again within a millisecond of its last Tick."""
@@ -83,7 +105,10 @@ class Machines:
             self.lives(store.table.name, key, None)
 
     def step(self, store: Store[K, S], key: K, event: object, now: Instant) -> tuple[Effect, ...]:
-        """Step the machine under `key`, keep its new state, and return what it wants done."""
+        """Step the machine under `key`, keep its new state, and return what it wants done.
+
+        What a peer or a transport sent and a row ignores is counted (I5).
+        """
         before = store.states[key]
         step = store.table.step(before, event, now, self.rules)
         after = step.state
@@ -95,6 +120,8 @@ class Machines:
                 now, store.table.name, key, event, before, after, step.row, step.effects
             )
             self.observer(record)
+        if step.row.kind == "ignore" and isinstance(event, INPUT):
+            return (Counted("ignored", step.row.name),)
         return step.effects
 
     def look_again(self, store: Store[K, S], key: K, now: Instant) -> None:

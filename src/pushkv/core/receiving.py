@@ -334,10 +334,10 @@ class Receiving:
                 out.append(self._links.send(self._address[attempt], effect.message))
             elif isinstance(effect, SuspectLink):
                 out += self._links.doubt(self._address[attempt], now)
-            elif isinstance(effect, MemberTold):
-                out += self._step_request(request, effect, now)
+            elif isinstance(effect, Counted):
+                out.append(effect)
             else:
-                assert isinstance(effect, MemberFreed)
+                assert isinstance(effect, MemberTold | MemberFreed)
                 out += self._step_request(request, effect, now)
         state = self.consumers.states.get(attempt)
         if state is None:
