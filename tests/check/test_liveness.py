@@ -7,9 +7,8 @@ import pytest
 from pushkv.check.configurations import by_name
 from pushkv.check.liveness import Graph, trap
 from pushkv.check.moves import Move
-from pushkv.check.patch import Patch
+from pushkv.check.patch import Patch, swap
 from pushkv.check.runner import check_one
-from pushkv.check.taken_out import swap
 from pushkv.core.consumer import QUARANTINED
 from pushkv.core.consumer_table import CONSUMER
 from pushkv.core.events import Tick

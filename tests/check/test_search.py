@@ -22,11 +22,10 @@ from pushkv.check.coverage import (
 )
 from pushkv.check.handlers import HANDLERS
 from pushkv.check.moves import KINDS
-from pushkv.check.patch import Patch
+from pushkv.check.patch import Patch, swap
 from pushkv.check.runner import Limits, check, check_one
 from pushkv.check.search import Progress, search
 from pushkv.check.snapshot import freeze, thaw
-from pushkv.check.taken_out import swap
 from pushkv.check.world import World
 from pushkv.core.consumer import QUARANTINED
 from pushkv.core.consumer_table import CONSUMER
@@ -44,6 +43,14 @@ QUICK: dict[str, tuple[int, int]] = {
     "asked-when-done": (1_386, 3_579),
     "arrives-again": (1_410, 3_199),
     "lying": (18_688, 69_621),
+    "fences": (598, 1_756),
+    "weak-parts": (2_934, 9_780),
+    "weak-repeated": (1_334, 4_015),
+    "overtaken": (2_097, 5_231),
+    "delivers-retried": (110, 178),
+    "delivers-again": (143, 258),
+    "delivers-ranks": (5_214, 15_022),
+    "frees-relinked": (373, 905),
     "delivers-weak": (1_231, 3_242),
     "ends-aborted": (15_403, 71_984),
     "weak-deaths": (1_743, 5_818),

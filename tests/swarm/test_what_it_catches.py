@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from pushkv.check.known import rule_of
 from pushkv.check.patch import Patch
-from pushkv.check.taken_out import TAKEN_OUT, rule_of
+from pushkv.check.taken_out import TAKEN_OUT
 from pushkv.core.effects import BlocksReleased, Delivered, NotDelivered, Report
 from pushkv.runtime import Bridge
 from pushkv.testing.swarm import SwarmSettings, Violation, run_swarm

@@ -36,6 +36,7 @@ FAULTS = (
     "impatience",
     "resend",
     "repeat",
+    "overtake",
     "refusal",
     "write_failure",
     "unknown_outcome",
@@ -48,8 +49,8 @@ FAULTS = (
 
 `arrive_again` is a request whose source was released already, `lie` a message that a producer has
 no right to send. `impatience` is any deadline that ends an attempt, a registration, a hold or a
-link. `repeat` is a message that comes twice, `refusal` a WRITE whose poster finds that the permit
-does not last.
+link. `repeat` is a message that comes twice, `overtake` one that comes before the one in front of
+it, `refusal` a WRITE whose poster finds that the permit does not last.
 """
 
 UNIT = Duration(1)

@@ -20,6 +20,7 @@ from .bounds import (
     Transfer,
     budgets_of,
 )
+from .configurations_rules import OF_RULES
 
 __all__ = ["DEEP", "FAULTS", "MUTATION", "STANDARD", "Configuration", "Transfer", "by_name"]
 
@@ -411,6 +412,7 @@ STANDARD: tuple[Configuration, ...] = (
         prelude=(("arrive", 1), ("offer", 0)),
         eventually="ends",
     ),
+    *OF_RULES,
 )
 
 

@@ -344,11 +344,16 @@ def connect(draft: Draft, move: Move) -> bool:
 
 
 def deliver(draft: Draft, move: Move) -> bool:
-    """The first message of a queue arrives; where it is repeated, it stays as well."""
+    """The first message of a queue arrives, or another one in its stead, as `move.cost` says."""
     world = draft.world
     end = CONSUMER if move.name == "consumer" else PRODUCER
+    if move.cost == "overtake":
+        overtaken = draft.pair(move.at).overtaken(move.number, end)
+        if overtaken is None:
+            return False
+        draft.put_pair(move.at, overtaken)
     number, after = draft.head(move.at, move.number, end)
-    if not move.cost:
+    if move.cost != "repeat":
         draft.ids[world.pair_at + move.at] = after
     event = MessageReceived(move.number, world.message_parts[number])
     happen(draft, world.pairs[move.at][end], ("message", move.number, number), event)

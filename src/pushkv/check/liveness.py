@@ -168,13 +168,28 @@ def _ends(world: World, state: State) -> bool:
 
 
 def _delivers(world: World, state: State) -> bool:
-    """Every request was offered, delivered and given back."""
-    offered = all(not left for node in _alive(world, state) for _, left in node.offers_left)
-    delivered = {name for node in _alive(world, state) for name in node.delivered}
-    return offered and _ends(world, state) and delivered == set(world.transfers)
+    """Every request was offered, delivered at every rank of its consumers, and given back."""
+    if any(left for node in _alive(world, state) for _, left in node.offers_left):
+        return False
+    wanted = (
+        each.name in world.node(state, at).delivered
+        for at, slot in enumerate(world.slots)
+        for each in world.configuration.transfers
+        if slot.consumer and slot.engine in each.consumers
+    )
+    return all(wanted) and _ends(world, state)
 
 
-GOALS: dict[str, Callable[[World, State], bool]] = {"ends": _ends, "delivers": _delivers}
+def _frees(world: World, state: State) -> bool:
+    """Every block that was offered has been given back."""
+    return not any(node.offers or node.endpoint.consumers for node in _alive(world, state))
+
+
+GOALS: dict[str, Callable[[World, State], bool]] = {
+    "ends": _ends,
+    "delivers": _delivers,
+    "frees": _frees,
+}
 """What may be asked for, by name."""
 
 

@@ -167,6 +167,8 @@ def of_pair(configuration: Configuration, at: int, pair: Pair) -> tuple[Move, ..
             if wire.queues[end]:
                 found.append(Move("deliver", at, wire.number, name))
                 found.append(Move("deliver", at, wire.number, name, "repeat"))
+                if configuration.budget("overtake"):
+                    found.append(Move("deliver", at, wire.number, name, "overtake"))
             if wire.ends[1 - end] == End.OPEN:
                 found.append(Move("lose", at, wire.number, name, "lose"))
             else:

@@ -18,8 +18,8 @@ from pushkv.core.table import Row, Rules, Table, replace
 
 from .coverage import TABLES
 from .fences import fences_of
+from .known import KNOWN, rule_of
 from .patch import Patch
-from .taken_out import MISTAKES, TAKEN_OUT, rule_of
 
 __all__ = ["Mutant", "mutants", "of_rows", "of_rules"]
 
@@ -99,8 +99,7 @@ def of_rows() -> tuple[Mutant, ...]:
 
 def of_rules() -> tuple[Mutant, ...]:
     """Each rule taken out, in each way there is, and other mistakes."""
-    found = TAKEN_OUT | MISTAKES
-    return tuple(Mutant(name, rule_of(name), (), apply) for name, apply in found.items())
+    return tuple(Mutant(name, rule_of(name), (), apply) for name, apply in KNOWN.items())
 
 
 def mutants() -> dict[str, Mutant]:

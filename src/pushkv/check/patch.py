@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from enum import StrEnum
 from typing import Any
+
+from attrs import evolve
 
 from pushkv.core.table import Row, Table
 
-__all__ = ["Patch"]
+__all__ = ["Apply", "Patch", "named_in", "swap"]
 
 
 class Patch:
@@ -33,3 +36,35 @@ class Patch:
         """Everything is as it was."""
         while self._undo:
             self._undo.pop()()
+
+
+Apply = Callable[[Patch], None]
+
+
+def named_in(known: dict[str, Apply]) -> Callable[[Apply], Apply]:
+    """A decorator: the function is one more of those known, under its name in words."""
+
+    def register(apply: Apply) -> Apply:
+        known[apply.__name__.replace("_", " ")] = apply
+        return apply
+
+    return register
+
+
+def swap(
+    patch: Patch,
+    table: Table[Any],
+    statuses: Iterable[StrEnum],
+    event: type,
+    action: Callable[..., Any] | None,
+) -> None:
+    """In `statuses`, `event` runs `action` and may end anywhere; without one it is ignored."""
+    for status in statuses:
+        row = table.rows[status, event]
+        new = evolve(
+            row,
+            kind="ignore" if action is None else "go",
+            action=action,
+            targets=frozenset(table.statuses),
+        )
+        patch.row(table, new)

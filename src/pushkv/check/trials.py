@@ -17,11 +17,11 @@ from concurrent.futures import as_completed
 from attrs import evolve, frozen
 
 from .configurations import STANDARD, Configuration
+from .known import MISSED_IN
 from .mutants import Mutant, mutants
 from .pool import workers
 from .runner import Limits, Report, check_one
 from .scripts import Script, scripts
-from .taken_out import MISSED_IN
 
 __all__ = ["Baseline", "Fate", "baseline_of", "run", "try_one"]
 

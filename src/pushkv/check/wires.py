@@ -63,6 +63,14 @@ class Pair:
         """The connection of that number, unless both its ends are closed."""
         return next((each for each in self.wires if each.number == number), None)
 
+    def overtaken(self, number: int, end: int) -> Pair | None:
+        """The pair where the second message of a queue has overtaken the first; None for none."""
+        wire = self.wire(number)
+        if wire is None or len(wire.queues[end]) < 2:
+            return None
+        first, second, *rest = wire.queues[end]
+        return self.put(evolve(wire, queues=_with(wire.queues, end, (second, first, *rest))))
+
     def put(self, wire: Wire) -> Pair:
         """The pair with one connection changed, or gone."""
         wires = tuple(wire if each.number == wire.number else each for each in self.wires)

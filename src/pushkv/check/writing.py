@@ -21,7 +21,7 @@ from .nodes import Stage
 from .snapshot import NOW
 from .world import Draft
 
-__all__ = ["happen", "post", "refuse", "write"]
+__all__ = ["happen", "post", "refuse", "slot_of", "write"]
 
 PINNED = (Stage.QUEUED, Stage.RUNNING, Stage.YIELDING, Stage.FINISHED, Stage.ABORTED)
 
@@ -37,7 +37,7 @@ def post(draft: Draft, move: Move) -> bool:
     world = draft.world
     ordered = draft.hands.ordered[move.number]
     write = ordered.write
-    at = _slot_of(draft, ordered.writer)
+    at = slot_of(draft, ordered.writer)
     until = draft.node(at).permit(write.epoch)
     if not rules.may_post(NOW, until, world.configuration.capabilities.write_bound):
         return False
@@ -64,7 +64,7 @@ def refuse(draft: Draft, move: Move) -> bool:
     """
     hands = draft.hands
     ordered = hands.ordered[move.number]
-    at = _slot_of(draft, ordered.writer)
+    at = slot_of(draft, ordered.writer)
     permitted = ordered.write.epoch in dict(draft.node(at).permits)
     until = draft.node(at).permit(ordered.write.epoch)
     if rules.may_post(NOW, until, draft.world.configuration.capabilities.write_bound):
@@ -77,7 +77,8 @@ def refuse(draft: Draft, move: Move) -> bool:
     return True
 
 
-def _slot_of(draft: Draft, worker: Worker) -> int:
+def slot_of(draft: Draft, worker: Worker) -> int:
+    """The place where a worker runs, or ran."""
     return next(
         at
         for at, slot in enumerate(draft.world.slots)
@@ -113,25 +114,25 @@ def write(draft: Draft, move: Move) -> bool:
     for event in events:
         match event:
             case model.Landed(key=key, at=worker, piece=piece):
-                writer = _slot_of(draft, key.writer)
+                writer = slot_of(draft, key.writer)
                 alive = draft.node(writer).life == key.writer.incarnation
                 if alive and flights[key].outcome is not Outcome.DONE:
                     _reads(draft, writer, key.attempt.transfer)
-                target = _slot_of(draft, worker)
+                target = slot_of(draft, worker)
                 memory, broken = blocks.landed(draft.memory(target), piece, key.attempt, key.part)
                 draft.put_memory(target, memory)
                 draft.broken.extend(broken)
             case model.Ended(key=key, outcome=outcome):
                 idle = not flights[key].pending
                 closed = WriteClosed(key.attempt, key.part, outcome.value, source_idle=idle)
-                _closed(draft, _slot_of(draft, key.writer), closed)
+                _closed(draft, slot_of(draft, key.writer), closed)
             case _:
                 _notice(draft, event)
     return True
 
 
 def _notice(draft: Draft, event: model.Noticed) -> None:
-    at = _slot_of(draft, event.target)
+    at = slot_of(draft, event.target)
     if draft.node(at).life != event.target.incarnation:
         return
     attempt, part = event.key.attempt, event.key.part
