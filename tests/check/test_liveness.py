@@ -77,5 +77,5 @@ def test_a_quarantine_that_never_ends_is_found() -> None:
     finally:
         patch.undo()
     (told,) = report.violations
-    assert told.broken[0][0] == "ends"
-    assert "suspects its link" in told.story
+    assert told.broken[0][0] == "I7"
+    assert "d waits for ever" in told.story
