@@ -78,6 +78,13 @@ def test_incarnations_of_one_engine_are_different_peers(peers: Peers, agent: Fak
     assert peers.usable(found(peers, NEXT)) == ""
 
 
+def test_nixl_is_not_asked_to_load_what_has_not_its_form(agent: FakeAgent) -> None:
+    peers = Peers(agent, "1.5.1", "UCX", checks=True)  # type: ignore[arg-type]
+    peers.add(D, memory(D))
+    assert "NIXL is not asked" in peers.usable(found(peers))
+    assert (agent.loads, agent.known) == (0, {})
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [

@@ -170,6 +170,22 @@ def test_certificates_of_one_authority_accept_each_other(tmp_path: Path) -> None
         shake(stranger, ours)
 
 
+def test_a_peer_with_a_right_certificate_and_an_old_version_is_refused(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    end, files = Tls(authority.sign("p"), P), authority.sign("d")
+    for side in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER):
+        old = ssl.SSLContext(side)
+        old.check_hostname = False
+        old.verify_mode = ssl.CERT_REQUIRED
+        old.load_verify_locations(files.authority)
+        old.load_cert_chain(files.certificate, files.key)
+        ends = (end.server(), old) if side == ssl.PROTOCOL_TLS_CLIENT else (old, end.client())
+        handshake(*ends)
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        with pytest.raises(ssl.SSLError, match=r"(?i)version|protocol"):
+            handshake(*ends)
+
+
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_old_versions_and_peers_without_certificate_are_refused(
     tmp_path: Path, newest: ssl.TLSVersion
@@ -292,7 +308,7 @@ def _endpoint(node: Node) -> Any:
 
 @pytest.mark.parametrize("mine", ["another secret", "plaintext"])
 def test_a_consumer_that_is_not_trusted_gets_no_block_and_tells_no_key(
-    tmp_path: Path, mine: str
+    tmp_path: Path, mine: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     fabric = MemoryFabric()
     other = (
@@ -305,7 +321,11 @@ def test_a_consumer_that_is_not_trusted_gets_no_block_and_tells_no_key(
         generation = consumer.consume("t", PROMPT, producer.address).result(10)
         assert generation.reason is Reason.UNREACHABLE
         assert generation.tokens == right(PROMPT), "computed by the consumer itself"
-        until(lambda: producer.runtime.counters["tls_failed"])
+        until(lambda: producer.runtime.counters["tls_failed"] >= 2)
+        warnings = [each for each in caplog.messages if "tls_failed (1 so far)" in each]
+        assert len(warnings) == 1, (
+            "the first of a cause is a warning, and no stranger fills the log"
+        )
         assert consumer.free == 24, "nothing was offered to anybody"
         assert fabric.history == ()
 

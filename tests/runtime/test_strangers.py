@@ -134,6 +134,7 @@ async def test_a_thousand_connections_of_a_stranger_hold_up_nobody(tls: Tls | No
         await until(lambda: end.counts["stranger_dropped"] >= 1_000 - 64)
         strangers = end.channel._admission
         assert len(strangers) <= 64 + 2
+        await until(lambda: len(end.channel._connections) <= 64 + 2)
         assert end.counts["too_many_connections"] == 0
         end.channel.send(number, Ping(7))
         with anyio.fail_after(5):

@@ -141,7 +141,21 @@ def test_one_malformed_frame_and_new_peers_still_connect(producer: Node) -> None
     assert not counted["local_protocol_error"]
 
 
-def test_a_thousand_strangers_and_a_transfer_among_them(producer: Node) -> None:
+def test_a_first_frame_that_no_peer_of_this_layout_would_send_is_not_read(
+    producer: Node,
+) -> None:
+    peer = connect(producer)
+    theirs = hello_of(peer)
+    with contextlib.suppress(OSError):
+        peer.sendall(frame(evolve(theirs, memory=b"m" * 3_000_000)))
+    assert is_hung_up_on(peer)
+    assert producer.runtime.counters["broken_frame"] == 1
+    serves_a_new_peer(producer, "next")
+
+
+def test_a_thousand_strangers_and_a_transfer_among_them(
+    producer: Node, caplog: pytest.LogCaptureFixture
+) -> None:
     kept = []
     for number in range(1_000):
         kept.append(socket.create_connection(producer.runtime.address))
@@ -149,6 +163,8 @@ def test_a_thousand_strangers_and_a_transfer_among_them(producer: Node) -> None:
             serves_a_new_peer(producer, f"after-{number}")
     serves_a_new_peer(producer, "last")
     assert producer.runtime.counters["stranger_dropped"] > 800
+    warnings = [each for each in caplog.messages if "stranger_dropped" in each]
+    assert 1 <= len(warnings) <= 5, "a line in ten seconds: no stranger fills the log"
     for stranger in kept:
         stranger.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 
 import anyio
+import anyio
 import anyio.abc
 
 __all__ = ["innermost", "is_loopback", "neighbourhood", "remote"]
@@ -50,4 +51,6 @@ def innermost(error: BaseException) -> str:
     inner = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__
     if inner is not None:
         return innermost(inner)
+    if isinstance(error, anyio.EndOfStream):
+        return "closed by the peer"
     return str(error) or type(error).__name__
