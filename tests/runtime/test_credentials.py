@@ -321,11 +321,8 @@ def test_a_consumer_that_is_not_trusted_gets_no_block_and_tells_no_key(
         generation = consumer.consume("t", PROMPT, producer.address).result(10)
         assert generation.reason is Reason.UNREACHABLE
         assert generation.tokens == right(PROMPT), "computed by the consumer itself"
-        until(lambda: producer.runtime.counters["tls_failed"] >= 2)
-        warnings = [each for each in caplog.messages if "tls_failed (1 so far)" in each]
-        assert len(warnings) == 1, (
-            "the first of a cause is a warning, and no stranger fills the log"
-        )
+        until(lambda: producer.runtime.counters["tls_failed"])
+        assert sum("tls_failed (1 so far)" in each for each in caplog.messages) == 1
         assert consumer.free == 24, "nothing was offered to anybody"
         assert fabric.history == ()
 

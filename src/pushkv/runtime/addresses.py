@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 
 import anyio
-import anyio
 import anyio.abc
 
 __all__ = ["innermost", "is_loopback", "neighbourhood", "remote"]
