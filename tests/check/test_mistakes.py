@@ -11,10 +11,12 @@ from pushkv.check.configurations import by_name
 from pushkv.check.known import EXCLUDED, KNOWN, MISSED_IN, TOLD_BY
 from pushkv.check.mutants import mutants
 from pushkv.check.runner import Limits, check_one
+from pushkv.check.script import HoldsError, without
 from pushkv.check.scripts import find
 from pushkv.check.taken_out import TAKEN_OUT
 from pushkv.core.ids import Incarnation, seconds
 from pushkv.core.messages import Grant
+from pushkv.testing.scenario import run
 from pushkv.testing.world import Node, ViolationError, pair
 
 LIST = Path(__file__).parents[2] / "docs" / "mistakes.md"
@@ -74,6 +76,16 @@ def test_a_mistake_is_missed(name: str) -> None:
     (told,) = report.violations
     assert told.broken[0][0] == BREAKS[name], told.story
     assert told.story.startswith(f"{configuration}: ")
+
+
+@pytest.mark.parametrize("name", ["a hold has no end", "whoever is unreachable is waited for"])
+def test_a_wait_without_an_end_is_found_again_by_its_script(name: str) -> None:
+    with mutants()[name].in_force():
+        (told,) = check_one(by_name(MISSED_IN[name])).violations
+    script = without(name, told.scenario)
+    assert run(script) == script
+    with pytest.raises(HoldsError, match="I7 is not broken"):
+        run(script, as_it_is=True)
 
 
 @pytest.mark.parametrize("name", TOLD_BY)

@@ -33,7 +33,7 @@ from .bounds import UNIT
 from .nodes import Node, Prefilling, Slot, Stage, Step, with_prefill
 from .world import World
 
-__all__ = ["Place", "without_end"]
+__all__ = ["Place", "waits_for_ever", "without_end"]
 
 Place = tuple[int, int]
 """A process by its position, and the number of the state it is in."""
@@ -51,6 +51,11 @@ def without_end(world: World, places: Iterable[Place]) -> Place | None:
                 stuck = place
     world.nodes.rows = rows
     return stuck
+
+
+def waits_for_ever(world: World, place: Place) -> str:
+    """What is wrong with a place without an end, in words."""
+    return f"{world.slots[place[0]]} waits for ever if no peer does anything more"
 
 
 def _gets_out(world: World, place: Place, fine: set[Place], silent: bool) -> bool:

@@ -126,8 +126,9 @@ def _network(world: World, state: State, move: Move) -> str:
         return _NETWORK[move.kind].format(me=me, peer=peer, link=link)
     wire = world.pair(state, move.at).wire(move.number)
     assert wire is not None, "only what is on a wire is delivered"
-    again = " twice" if move.cost else ""
-    return f"deliver {peer} {me} {message_words(wire.queues[end][0])} link={link}{again}"
+    message = message_words(wire.queues[end][move.cost == "overtake"])
+    how = {"repeat": " twice", "overtake": " early"}.get(move.cost, "")
+    return f"deliver {peer} {me} {message} link={link}{how}"
 
 
 def _flight(world: World, state: State, move: Move) -> str:

@@ -17,6 +17,7 @@ from pushkv.testing.scenario_world import ScenarioError
 from pushkv.testing.told import effect_words
 from pushkv.testing.world_parts import ViolationError
 
+from .alone import waits_for_ever, without_end
 from .configurations import DEEP, STANDARD, Configuration
 from .handlers import HANDLERS
 from .lines import line_of, prelude_words
@@ -215,7 +216,7 @@ class SearchStage:
         if what != "nothing broken" and (name == what or name not in PROPERTIES):
             known = ", ".join(PROPERTIES)
             raise ScenarioError(f"expected nothing broken, or broken and one of {known}")
-        if not self._broken and what in ("nothing broken", "broken ends"):
+        if not self._broken and what in ("nothing broken", "broken ends", "broken I7"):
             self._look_ahead()
         if what == "nothing broken":
             self.end()
@@ -225,6 +226,11 @@ class SearchStage:
             self._expected = True
 
     def _look_ahead(self) -> None:
+        places = list(enumerate(self._state[: self._world.pair_at]))
+        lonely = without_end(self._world, places)
+        if lonely is not None:
+            self._broken = (("I7", waits_for_ever(self._world, lonely)),)
+            return
         stuck = trap_from(self._world, self._state)
         if stuck is not None:
             self._broken = (("ends", stuck.why),)

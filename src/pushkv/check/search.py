@@ -11,7 +11,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from .alone import Place, without_end
+from .alone import Place, waits_for_ever, without_end
 from .checkpoint import put_down, take_up
 from .configurations import Configuration
 from .liveness import GOALS, trap
@@ -196,8 +196,8 @@ def _waiting_for_ever(run: Search) -> list[Violation]:
     if place is None:
         return []
     path = run.path(first[place])
-    why = f"{world.slots[place[0]]} waits for ever if no peer does anything more"
-    return [Violation((("I7", why),), path, _moves(world, path))]
+    broken = (("I7", waits_for_ever(world, place)),)
+    return [Violation(broken, path, _moves(world, path))]
 
 
 def _never_ending(run: Search) -> list[Violation]:
