@@ -75,7 +75,7 @@ def direct(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.mark.parametrize("direct", [True, False])
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(bad=lawful | params | st.lists(leaf, max_size=3) | text)
 def test_whatever_a_client_writes_it_ends_its_own_request_at_worst(direct: bool, bad: Any) -> None:
     engine = Engine(direct=direct)
