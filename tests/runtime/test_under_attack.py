@@ -16,7 +16,7 @@ from attrs import evolve
 from tests.runtime.node import BLOCKS, QUICK, Node, right, until
 
 from pushkv.core.ids import EngineId, Incarnation, seconds
-from pushkv.core.messages import Grant, Hello, Ping
+from pushkv.core.messages import Grant, Hello, Ping, Reason
 from pushkv.runtime import Limits, SharedSecret
 from pushkv.runtime.credentials import Tls
 from pushkv.wire import FRAME_BYTES_MOST, Decoder, frame
@@ -27,7 +27,7 @@ LEASE_S = QUICK.lease / 1e9
 PATIENT = {
     "connect": seconds(5),
     "waiting": seconds(20),
-    "expected": seconds(20),
+    "expected": seconds(1),
     "hold": seconds(20),
 }
 """A machine that is busy with strangers is slow, which is not what is asked here."""
@@ -190,6 +190,15 @@ def test_a_peer_that_answers_nothing_and_reads_nothing_is_let_go(producer: Node)
     serves_a_new_peer(producer, "among them")
     for peer in peers:
         assert is_hung_up_on(peer)
+
+
+def test_an_engine_that_is_told_to_dial_itself_says_that_nobody_prefills(producer: Node) -> None:
+    """A client may write any address into its request, that of the decode engine itself, too."""
+    generation = producer.consume("t", PROMPT, producer.address).result(30)
+    assert generation.reason is Reason.NEVER_ARRIVED
+    assert generation.tokens == right(PROMPT), "computed by itself"
+    until(lambda: producer.free == BLOCKS)
+    serves_a_new_peer(producer, "next")
 
 
 def test_a_stranger_is_told_nothing_that_opens_memory(producer: Node) -> None:
