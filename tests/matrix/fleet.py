@@ -12,7 +12,7 @@ from typing import Self
 
 import anyio
 import httpx
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from pushkv.demo.engines import vllm_server
 from pushkv.demo.supervise import Launched, ServerSpec, free_ports, launched, until_ready
@@ -36,6 +36,7 @@ class Answer:
 
     tokens: tuple[tuple[int, ...], ...] = ()
     error: str = ""
+    after_s: float = 0.0
 
     @property
     def came(self) -> bool:
@@ -164,6 +165,7 @@ class Fleet:
         url = self._engines[name].url + "/v1/completions"
         said: Json = {}
         answer = Answer()
+        began = anyio.current_time()
         with anyio.move_on_after(bound_s):
             try:
                 response = await self.client.post(url, json=body, headers=headers)
@@ -176,7 +178,7 @@ class Fleet:
                     answer = Answer(error=f"{response.status_code}: {response.text[:200]}")
             except (httpx.HTTPError, ValueError) as error:
                 answer = Answer(error=repr(error)[:200])
-        return answer, said
+        return evolve(answer, after_s=anyio.current_time() - began), said
 
     async def dispatch(
         self, prompt: str, name: str, *, samples: int = 1, params: Json | None = None

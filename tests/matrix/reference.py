@@ -14,7 +14,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-from attrs import define, field
+from attrs import define, evolve, field
 from tests.runtime.nixl_node import BLOCKS, NixlNode
 
 from pushkv.core.effects import ProducerAddress
@@ -127,6 +127,7 @@ class Run:
 
     def result(self, decoder: str = "D") -> None:
         """Wait for the client's answer."""
+        began = time.monotonic()
         try:
             generation = self.stage.nodes[decoder].call("result", self.name)
             answer = Answer((generation.tokens,))
@@ -134,6 +135,7 @@ class Run:
             answer = Answer(error=repr(error)[:200])
         except TimeoutError:
             answer = Answer()
+        answer = evolve(answer, after_s=time.monotonic() - began)
         self.answers.append((self.prompt, answer))
 
     def bring_to(self, moment: str, delay_s: float) -> None:
@@ -299,9 +301,7 @@ REFERENCE_FAULTS: dict[str, Callable[[Stage, float], Run]] = {
 def one_run(stage: Stage, fault: str, seed: int) -> Row:
     """One run of one fault; every engine is healthy before, and need not be after."""
     delay_s = random.Random(seed).uniform(0, 0.15)
-    began = time.monotonic()
     run = REFERENCE_FAULTS[fault](stage, delay_s)
-    slowest_s = time.monotonic() - began
     fits = [answer.tokens == (right(prompt),) for prompt, answer in run.answers]
     wrong = [answer.tokens and not fit for (_, answer), fit in zip(run.answers, fits, strict=True)]
     left = {name: _left(node) for name, node in stage.nodes.items()}
@@ -324,7 +324,7 @@ def one_run(stage: Stage, fault: str, seed: int) -> Row:
         wrong=sum(map(bool, wrong)),
         leaked_blocks=leaked,
         recovered=int(healthy),
-        slowest_s=round(slowest_s, 1),
+        slowest_s=round(max((each.after_s for _, each in run.answers), default=0.0), 1),
         notes=tuple(
             dict.fromkeys(
                 [answer.error for _, answer in run.answers if answer.error]
