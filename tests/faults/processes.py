@@ -45,7 +45,7 @@ def _run(steps: Steps, rig: Rig) -> None:
 
     def node(name: str, port: int = 0, **changes: Any) -> NixlNode:
         trace = rig.folder / f"{name}{len(nodes)}.ndjson"
-        options = {"backend_options": LANES[rig.lane]}
+        options = LANES[rig.lane]
         changes = {**PATIENT, **changes}
         nodes.append(NixlNode(name, port, changes, LAYERS, options, trace_path=trace))
         return nodes[-1]

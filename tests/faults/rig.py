@@ -21,8 +21,11 @@ from .engine import HandEngine
 
 __all__ = ["LANES", "Pair", "Rig", "Scenario", "of_attempt", "of_transfer"]
 
-LANES = {"default": {}, "tcp": {"engine_config": "TLS=tcp"}}
-"""UCX as it comes, which is shared memory on one host, and over TCP alone."""
+LANES: dict[str, dict[str, object]] = {
+    "default": {},
+    "tcp": {"backend_options": {"engine_config": "TLS=tcp"}},
+}
+"""The transport's options: UCX as it comes, which is shared memory on one host, and over TCP."""
 
 PATIENT = Policy(
     lease=seconds(6),
@@ -132,7 +135,7 @@ class Rig:
         **changes: Any,
     ) -> HandEngine:
         """Start one. `bound_s` and `shows_done` are what its transport promises."""
-        options = {"backend_options": LANES[self.lane], "write_bound_s": bound_s}
+        options = {**LANES[self.lane], "write_bound_s": bound_s}
         transport = TransportFaults(load_transport("nixl", options), shows_done=shows_done)
         at = len(self._engines)
         trace = self.folder / f"{self.lane}-{name}{at}.ndjson"

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 from tests.nixl.nixl_end import RemoteEnd, meet
 
+from pushkv.core.errors import TransportError
+from pushkv.core.ids import EngineId, Incarnation, Worker
 from pushkv.transport import Arrival, Completion, WriteOutcome
+from pushkv_nixl import NixlTransport
 
 pytestmark = pytest.mark.timeout(110)
 
@@ -163,6 +166,15 @@ def test_writers_killed_amid_writes_leave_a_consumer_that_serves_others() -> Non
     assert outcome(last, consumer, 99) is WriteOutcome.DONE
     arrived(consumer, 99)
     leave(last, consumer)
+
+
+def test_tcp_is_no_silent_fall_back() -> None:
+    transport = NixlTransport(backend="LIBFABRIC")
+    with pytest.raises(TransportError, match="provider tcp, but efa or cxi was asked for"):
+        transport.start(
+            Worker(EngineId("P"), Incarnation(1), 0), [], time.monotonic_ns, lambda: None
+        )
+    assert transport.close(5.0)
 
 
 def test_agents_are_replaced_long_before_nixl_has_no_room_for_peers() -> None:

@@ -1,17 +1,17 @@
-"""pushkv's transport over NVIDIA NIXL: UCX, and in principle LIBFABRIC.
+"""pushkv's transport over NVIDIA NIXL: UCX and LIBFABRIC.
 
 NIXL is imported when a `NixlTransport` is made, never when this package is; torch is never
 imported. Memory is given as addresses (`pushkv.transport.Region`), or as tensors through
 `regions_of`.
 
 Threads
-    One thread per transport owns the NIXL agent, from creation to end; NIXL adds its own progress
-    thread, which waits for events (`progress_delay_us` ≥ 1; at 0 it would spin a core). While no
-    WRITE is open and nobody looks for arrivals, the owner sleeps; every 5 s it fetches
-    notifications that nobody looked for, because NIXL keeps them without bound. Calls into the
-    transport put an order into a queue; `poll` drains a deque. UCX is told to lock with a mutex
-    (``USE_MT_MUTEX=y``, unless ``engine_config`` or ``UCX_USE_MT_MUTEX`` says otherwise): with its
-    spinlock two threads on one core cost a post milliseconds.
+    One thread owns each NIXL agent, from creation to end; NIXL adds its own progress thread, which
+    waits for events (`progress_delay_us` ≥ 1; at 0 it would spin a core). While no WRITE is open
+    and nobody looks for arrivals, the owner sleeps; every 5 s it fetches notifications that nobody
+    looked for, because NIXL keeps them without bound. Calls into the transport put an order into a
+    queue; `poll` drains a deque. UCX is told to lock with a mutex (``USE_MT_MUTEX=y``, unless
+    ``engine_config`` or ``UCX_USE_MT_MUTEX`` says otherwise): with its spinlock two threads on one
+    core cost a post milliseconds.
 
 A WRITE
     is cut into pieces of at most 1024 descriptors and 64 MiB. Before each the permit is asked
@@ -33,15 +33,26 @@ What is promised, and why
     connection.) ``shared_memory``: yes, unless ``UCX_TLS`` names transports and none of them is
     cma, knem, xpmem, sysv, posix or cuda_ipc.
 
+Agents
+    Over UCX one agent writes and is written to. Over LIBFABRIC these are two, because a call that
+    writes to a dead peer does not return. An agent that writes is replaced when it has taken down
+    (UCX) or made (LIBFABRIC) `connections_most` connections, when it lost a peer that it cannot
+    connect anew (LIBFABRIC), and when a call of its did not return within `call_timeout_s`. Then
+    that WRITE is UNKNOWN, those that were posted there are, too, and the others go to the next
+    agent; the thread that hangs is left to itself, at the lowest priority. `close` returns False
+    from then on: the agent that hangs has the memory registered. After 8 hangs nothing is posted.
+
+The fabric
+    is what was asked for with `fabric`, or `start` raises an error. See `_demand`.
+
 Limits
     * Deregistering memory fences nobody: over cma and TCP, WRITEs still land. `close` returning
       True says that *our* WRITEs are over, not those of peers into our memory.
-    * UCX leaks one file descriptor per connection made anew. A lost peer is connected again by
-      `add_peer`, or by the next WRITE to it, at most once a second; `ulimit -n` bounds the number
-      of reconnects, not that of transfers.
-    * LIBFABRIC allows 255 peers in an agent's life, and some of its calls never return when a
-      peer dies: the owning thread then hangs, `close` reports what was open as UNKNOWN and
-      returns False. This backend is not exercised by the tests.
+    * A lost peer is connected again by `add_peer`, or by the next WRITE to it, at most once a
+      second.
+    * Over LIBFABRIC 255 agents can have written to one agent in its life: a decode engine serves
+      that many incarnations of prefill engines, their replaced agents included. More hang, each
+      for a minute.
     * A lost connection is reported only to the side that writes.
     * Peers are trusted with their own metadata: a digest catches damage, but NIXL aborts the
       process on some malformed metadata that is well wrapped. It comes over the authenticated

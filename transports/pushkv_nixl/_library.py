@@ -114,6 +114,10 @@ def _lanes_logged(backend: str) -> Iterator[None]:
             del os.environ[name]
 
 
+_CREATION_S = 30.0
+"""How long to wait for the creation of others; one takes up to a second."""
+
+
 class Agent:
     """One NIXL agent with one backend; used by one thread alone.
 
@@ -143,9 +147,8 @@ class Agent:
         config.syncMode = bindings.NIXL_THREAD_SYNC_RW
         # 0 makes the progress thread spin; anything above makes UCX wait for events.
         config.pthrDelay = progress_delay_us
-        # A creation that hangs holds up the next ones, and they are given up like it.
-        with guard.calling("wait for the creation of another agent"):
-            _CREATION.acquire()
+        if not _CREATION.acquire(timeout=_CREATION_S):
+            raise TransportError("another agent of this process hangs while it is made")
         try:
             self._create(library, name, config, backend, options)
         finally:
