@@ -136,7 +136,8 @@ def test_an_endpoint_is_the_same_after_a_rest() -> None:
                 continue
             endpoint = world.nodes._endpoints[slot, node.life]
             thaw(node.endpoint, endpoint)
-            assert freeze(endpoint, configuration.policy.lease) == node.endpoint
+            again = freeze(endpoint, configuration.policy.lease, walked=configuration.proofs)
+            assert again == node.endpoint
             looked += 1
     assert looked > 100
 

@@ -14,7 +14,7 @@ from pushkv.core.errors import ConfigurationError
 
 from .configurations import Configuration
 from .liveness import Graph
-from .run import Search, begin
+from .run import Search
 from .world import State
 
 __all__ = ["put_down", "take_up"]
@@ -60,21 +60,21 @@ def put_down(run: Search, path: Path) -> None:
     draft.replace(path)
 
 
-def take_up(configuration: Configuration, path: Path) -> Search:
-    """The search at `path`, or a new one where there is none.
+def take_up(run: Search, path: Path) -> None:
+    """Go on from the search at `path` in a new one, if there is one.
 
     The file is a pickle: only one's own may be read.
 
     Raises:
         ConfigurationError: It is a search of something else.
     """
-    run = begin(configuration)
     if not path.exists():
-        return run
+        return
     with path.open("rb") as file:
         rest = pickle.load(file)  # noqa: S301 - one's own, as the docstring says
-    if not isinstance(rest, _Checkpoint) or rest.configuration != configuration:
-        raise ConfigurationError("checkpoint", str(path), f"a search of {configuration.name}")
+    wanted = run.world.configuration
+    if not isinstance(rest, _Checkpoint) or rest.configuration != wanted:
+        raise ConfigurationError("checkpoint", str(path), f"a search of {wanted.name}")
     run.world.nodes.rows.update(rest.rows)
     for parts, values in zip(run.world.parts(), rest.parts, strict=True):
         parts.refill(values)
@@ -83,7 +83,6 @@ def take_up(configuration: Configuration, path: Path) -> Search:
     run.parents, run.graph = rest.parents, rest.graph
     run.looked, run.layer_end = rest.looked, rest.layer_end
     run.depth, run.edges = rest.depth, rest.edges
-    return run
 
 
 def _states(numbers: array[int], width: int) -> list[State]:

@@ -42,8 +42,8 @@ from .configurations import Transfer
 from .moves import Move
 from .nodes import Node, Offer, Prefilling, Slot, Stage, Step, with_prefill
 from .snapshot import NOW
-from .wires import CONSUMER, PRODUCER, End, Pair, Wire
-from .world import PER_PAIR, Draft
+from .wires import CONSUMER, PER_PAIR, PRODUCER, End, Pair, Wire
+from .world import Draft
 from .writing import happen, post, refuse, write
 
 __all__ = ["HANDLERS"]

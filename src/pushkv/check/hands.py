@@ -6,6 +6,8 @@ An ordered WRITE waits for the thread that posts it, which checks the permit imm
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from attrs import evolve, frozen
 
 from pushkv.core.effects import PostWrite
@@ -23,6 +25,7 @@ __all__ = [
     "aged",
     "choices",
     "crashed",
+    "in_order",
     "post",
     "settle",
     "started",
@@ -74,6 +77,12 @@ class Hands:
         names = [each.write.attempt for each in self.ordered]
         names += [each.key.attempt for each in self.writes.flights if each.pending]
         return any(each.transfer == transfer for each in names)
+
+
+def in_order(hands: Hands) -> Hands:
+    """The same in the order of names: any WRITE that is ordered may be the next to be posted."""
+    key = attrgetter("writer", "write.attempt", "write.part.number")
+    return evolve(hands, ordered=tuple(sorted(hands.ordered, key=key)))
 
 
 def post(hands: Hands, index: int, pieces: tuple[int, ...]) -> Hands:

@@ -195,7 +195,7 @@ class Nodes:
         return Node(
             life=life,
             lives=life,
-            endpoint=freeze(endpoint, self.configuration.policy.lease),
+            endpoint=self._freeze(endpoint),
             serving=node is None or endpoint.receiving.ready_at <= NOW,
             permits=(),
             dialing=(),
@@ -243,6 +243,14 @@ class Nodes:
         assert all(one is other for one, other in zip(run, real, strict=True)), "no copies"
         self._endpoints[slot, life] = endpoint
         return endpoint
+
+    def _freeze(self, endpoint: Endpoint) -> EndpointState:
+        configuration = self.configuration
+        return freeze(endpoint, configuration.policy.lease, walked=configuration.proofs)
+
+    def token(self, attempt: AttemptId) -> int:
+        """The arrival token of an attempt; the same at whoever knows the secret."""
+        return next(iter(self._endpoints.values())).receiving._token(attempt)
 
     # -- steps
 
@@ -300,8 +308,7 @@ class Nodes:
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not happen
             broken.append(("no exception", f"{type(error).__name__}: {error}"))
         self.rows.update((record.machine, record.row.name) for record in self._records)
-        lease = self.configuration.policy.lease
-        after = evolve(node, endpoint=freeze(endpoint, lease))
+        after = evolve(node, endpoint=self._freeze(endpoint))
         same = after.endpoint == node.endpoint
         broken += judged(event, same, self._records, effects)
         if isinstance(event, INPUT):

@@ -69,10 +69,17 @@ class Search:
         return tuple(reversed(found))
 
 
-def begin(configuration: Configuration) -> Search:
-    """A search that has seen the initial state."""
+def begin(configuration: Configuration, *, merge: bool = True) -> Search:
+    """A search that has seen the initial state.
+
+    With `merge` states that are renamings of each other count as one, where the initial state is
+    its own renaming. Not so where something must come about in the end: who is called what matters
+    to who is owed a move.
+    """
     world = World(configuration)
     initial = world.initial()
+    merged = merge and not configuration.eventually
+    world.renamings = tuple(each for each in world.renamings if merged and each(initial) == initial)
     run = Search(world, {initial: 0}, [initial], array("i", [-1]))
     if configuration.eventually:
         run.graph = Graph()

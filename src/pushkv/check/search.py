@@ -6,7 +6,6 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 
 from attrs import frozen
@@ -17,7 +16,7 @@ from .configurations import Configuration
 from .liveness import GOALS, trap
 from .moves import Move
 from .run import Search, Violation, begin
-from .world import State, World
+from .world import Broken, State
 
 __all__ = ["NO_LIMITS", "Found", "Limits", "Progress", "Violation", "search"]
 
@@ -79,6 +78,7 @@ def search(
     progress: Callable[[Progress], None] | None = None,
     fingerprint: bool = False,
     checkpoint: Path | None = None,
+    merge: bool = True,
 ) -> Found:
     """Search `configuration` until nothing is left, a property breaks, or a limit is reached.
 
@@ -91,9 +91,12 @@ def search(
         fingerprint: Make a digest of all states, if the search is complete.
         checkpoint: Take up the search that was put down there, if any; put it down there when a
             limit is reached, and remove it when nothing is left.
+        merge: Look at one of all states that are renamings of each other; see `symmetry`.
     """
     started = time.monotonic()
-    run = begin(configuration) if checkpoint is None else take_up(configuration, checkpoint)
+    run = begin(configuration, merge=merge)
+    if checkpoint is not None:
+        take_up(run, checkpoint)
     stopped = _explore(run, started, limits, progress)
     if checkpoint is not None and stopped:
         put_down(run, checkpoint)
@@ -164,10 +167,12 @@ def _look(run: Search) -> bool:
     for move, after, broken in world.successors(states[mine]):
         run.edges += 1
         if broken:
-            path = run.path(mine)
-            run.violations.append(Violation(broken, path, (*_moves(world, path), move)))
+            run.violations.append(_violation(run, mine, broken))
             return False
         number = index.get(after)
+        if number is None and world.renamings:
+            after = world.canonical(after)  # noqa: PLW2901
+            number = index.get(after)
         if number is None:
             number = index[after] = len(states)
             states.append(after)
@@ -177,12 +182,34 @@ def _look(run: Search) -> bool:
     return True
 
 
-def _moves(world: World, path: tuple[State, ...]) -> tuple[Move, ...]:
-    """The moves along a path."""
-    return tuple(
-        next(move for move, state, _ in world.successors(before) if state == after)
-        for before, after in pairwise(path)
+def _violation(run: Search, at: int, broken: Broken) -> Violation:
+    """What a move breaks in the state of number `at`, and the way there."""
+    path, moves = _way(run, at)
+    wanted = [name for name, _ in broken]
+    move, found = next(
+        (move, found)
+        for move, _, found in run.world.successors(path[-1])
+        if [name for name, _ in found] == wanted
     )
+    return Violation(found, path, (*moves, move))
+
+
+def _way(run: Search, at: int) -> tuple[tuple[State, ...], tuple[Move, ...]]:
+    """States and moves from the initial state to that of number `at`, or to a renaming of it.
+
+    The numbers are those of states that stand for others; the way goes through those others.
+    """
+    world, (first, *others) = run.world, run.path(at)
+    path, moves = [first], []
+    for wanted in others:
+        move, after = next(
+            (move, after)
+            for move, after, _ in world.successors(path[-1])
+            if world.canonical(after) == wanted
+        )
+        path.append(after)
+        moves.append(move)
+    return tuple(path), tuple(moves)
 
 
 def _waiting_for_ever(run: Search) -> list[Violation]:
@@ -209,5 +236,4 @@ def _never_ending(run: Search) -> list[Violation]:
     stuck = trap(run.graph, open_ended)
     if stuck is None:
         return []
-    path = run.path(stuck.state)
-    return [Violation((("ends", stuck.why),), path, _moves(world, path))]
+    return [Violation((("ends", stuck.why),), *_way(run, stuck.state))]

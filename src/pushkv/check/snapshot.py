@@ -8,6 +8,9 @@ Two kinds of time are told apart. Clocks that safety rests on (permit, fence, wr
 grace, settling) run exactly, down to the point past which nothing depends on them. Deadlines that
 only end somebody's patience (resend, query, waiting, hold, transfer, backoffs, silence) are merely
 set or not, and may come at any moment: whatever their durations, it is covered.
+
+What is only ever looked up by its name is kept in the order of names: that one thing was heard of
+before another is forgotten where nothing depends on it.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from pushkv.core.request import Request
 from pushkv.core.sending import ProducerKey, _Source
 from pushkv.core.table import replace
 
-__all__ = ["NOW", "SOON", "EndpointState", "aged", "freeze", "older", "thaw"]
+__all__ = ["NOW", "SOON", "EndpointState", "aged", "freeze", "in_order", "older", "thaw"]
 
 NOW = Instant(0)
 SOON = Instant(1)
@@ -52,7 +55,7 @@ class SourceState:
 
 @frozen
 class EndpointState:
-    """Everything an endpoint remembers, in the order in which it would go through it."""
+    """Everything an endpoint remembers; see `in_order`."""
 
     links: tuple[tuple[LinkKey, Link], ...]
     connections: tuple[tuple[int, int, ProducerAddress | None, LinkKey | None], ...]
@@ -142,14 +145,14 @@ def aged(state: EndpointState, by: int, lease: int) -> EndpointState:
 # -- out and in
 
 
-def freeze(endpoint: Endpoint, lease: int) -> EndpointState:
-    """What `endpoint` remembers."""
+def freeze(endpoint: Endpoint, lease: int, *, walked: bool) -> EndpointState:
+    """What `endpoint` remembers; for `walked` see `in_order`."""
     links, receiving, sending = endpoint.links, endpoint.receiving, endpoint.sending
     state = EndpointState(
         links=tuple(links.store.states.items()),
         connections=tuple(
             (number, each.nonce, each.dialed, each.key)
-            for number, each in sorted(links._connections.items(), key=lambda item: item[0])
+            for number, each in links._connections.items()
         ),
         current=tuple(links._current.items()),
         consumers=tuple(receiving.consumers.states.items()),
@@ -161,22 +164,55 @@ def freeze(endpoint: Endpoint, lease: int) -> EndpointState:
         address=tuple(receiving._address.items()),
         attempt_max=receiving._attempt_max,
         blocks=tuple(receiving._blocks.items()),
-        settling=tuple(sorted(receiving.settling)),
-        quarantined=tuple(sorted(receiving.quarantined)),
+        settling=tuple(receiving.settling),
+        quarantined=tuple(receiving.quarantined),
         producers=tuple(sending.producers.states.items()),
         sources=tuple((key, _source(each)) for key, each in sending._sources.items()),
         ranks=tuple(sending._ranks.items()),
         served=tuple((key, tuple(each)) for key, each in sending._served.items()),
-        over=tuple(sorted(sending._over)),
-        past=tuple(sorted(sending._past)),
+        over=tuple(sending._over),
+        past=tuple(sending._past),
         floors=tuple(sending._floors.items()),
         looking=endpoint._looking,
     )
-    return aged(state, 0, lease)
+    return in_order(aged(state, 0, lease), walked=walked)
+
+
+def in_order(state: EndpointState, *, walked: bool) -> EndpointState:
+    """The same with everything that is only looked up in the order of its names.
+
+    Attempts and transfers are among it unless they are `walked` through, which proofs (R14) do. The
+    attempts of a link always keep the order in which they hear of it.
+    """
+    return replace(
+        state,
+        links=_named(state.links),
+        connections=tuple(sorted(state.connections, key=lambda each: each[0])),
+        current=_named(state.current),
+        consumers=state.consumers if walked else _named(state.consumers),
+        requests=_named(state.requests),
+        latest=_named(state.latest),
+        by_link=_named(state.by_link),
+        address=_named(state.address),
+        blocks=_named(state.blocks),
+        settling=tuple(sorted(state.settling)),
+        quarantined=tuple(sorted(state.quarantined)),
+        producers=state.producers if walked else _named(state.producers),
+        sources=_named(state.sources),
+        ranks=_named(state.ranks),
+        served=_named(state.served),
+        over=tuple(sorted(state.over)),
+        past=tuple(sorted(state.past)),
+        floors=_named(state.floors),
+    )
 
 
 K = TypeVar("K")
 V = TypeVar("V")
+
+
+def _named(items: tuple[tuple[K, V], ...]) -> tuple[tuple[K, V], ...]:
+    return tuple(sorted(items, key=lambda item: repr(item[0]))) if len(items) > 1 else items
 
 
 def _refill(store: dict[K, V], items: tuple[tuple[K, V], ...]) -> None:

@@ -7,10 +7,13 @@ from attrs import evolve, frozen
 from pushkv.core.messages import Grant, Message, Ping
 from pushkv.core.table import replace
 
-__all__ = ["CONSUMER", "PRODUCER", "End", "Pair", "Wire", "aged"]
+__all__ = ["CONSUMER", "PER_PAIR", "PRODUCER", "End", "Pair", "Wire", "aged"]
 
 CONSUMER, PRODUCER = 0, 1
 """Which end of a wire, and whose queue."""
+
+PER_PAIR = 100
+"""Connection numbers of one pair of workers: its position times this, and counting."""
 
 
 class End:

@@ -35,16 +35,14 @@ from .configurations import FAULTS, Configuration
 from .hands import Hands, Ordered
 from .moves import TIME, Move
 from .nodes import Node, Nodes, Slot, Step
-from .wires import CONSUMER, PRODUCER, End, Pair
+from .symmetry import Renamer, names
+from .wires import CONSUMER, PER_PAIR, PRODUCER, End, Pair
 
 __all__ = ["Broken", "Draft", "State", "Successor", "World"]
 
 State = tuple[int, ...]
 Broken = tuple[tuple[str, str], ...]
 Successor = tuple[Move, State, Broken]
-
-PER_PAIR = 100
-"""Connection numbers of one pair of workers: its position times this, and counting."""
 
 P = TypeVar("P", bound=Hashable)
 
@@ -134,6 +132,10 @@ class World:
         self.landings: dict[tuple[int, int], tuple[int, tuple[model.Event, ...]]] = {}
         self._moves: dict[tuple[str, int, int], tuple[Move, ...]] = {}
         self._older: dict[tuple[str, int], int] = {}
+        self.renamings = tuple(
+            Renaming(self, Renamer(new, configuration, self.slots, self.pairs, self.nodes.token))
+            for new in names(configuration)
+        )
 
     # -- states
 
@@ -187,6 +189,10 @@ class World:
     def memory(self, state: State | list[int], at: int) -> BlockMemory:
         """A consumer's blocks."""
         return self.memory_parts[state[self.memory_at + at]]
+
+    def canonical(self, state: State) -> State:
+        """The one that stands for all states that are renamings of `state`; see `symmetry`."""
+        return min((state, *(renamed(state) for renamed in self.renamings)))
 
     # -- moves
 
@@ -263,13 +269,19 @@ class World:
         )
 
     def fingerprint(self, states: Iterable[State]) -> int:
-        """A digest of a set of states, whatever the numbers of their parts."""
+        """A digest of a set of states, whatever the numbers of their parts and who has whose name.
+
+        States that are renamings of each other are one.
+        """
         nodes, pairs, hands, memories, budget = (each.digests() for each in self.parts())
         columns = [*[nodes] * len(self.slots), *[pairs] * len(self.pairs), hands]
         columns += [*[memories] * len(self.configuration.consumers), budget]
         total = 0
         for state in states:
-            named = b"".join(column[number] for column, number in zip(columns, state, strict=True))
+            named = min(
+                b"".join(column[number] for column, number in zip(columns, each, strict=True))
+                for each in (state, *(renamed(state) for renamed in self.renamings))
+            )
             total += int.from_bytes(blake2b(named, digest_size=8).digest())
         return total % 2**64
 
@@ -300,6 +312,37 @@ class World:
             after = in_hand.aged(self.hands_parts[number], self.configuration.rates[1])
             known = self._older["hands", number] = self.hands_parts.number(after)
         return known
+
+
+class Renaming:
+    """States under other names. Each part is renamed once and looked up ever after."""
+
+    def __init__(self, world: World, renamer: Renamer) -> None:
+        slots, pairs = len(world.slots), len(world.pairs)
+        place = [
+            *renamer.slots,
+            *(world.pair_at + at for at in renamer.pairs),
+            world.hands_at,
+            *(world.memory_at + at for at in renamer.slots[: len(world.configuration.consumers)]),
+            world.budget_at,
+        ]
+        nodes, wires, hands, memories, budget = world.parts()
+        many = len(world.configuration.consumers)
+        parts = [*[nodes] * slots, *[wires] * pairs, hands, *[memories] * many, budget]
+        known: dict[int, dict[int, int]] = {id(each): {} for each in world.parts()}
+        self._columns = tuple((each, known[id(each)]) for each in parts)
+        self._from = tuple(place.index(at) for at in range(len(place)))
+        self._renamer = renamer
+
+    def __call__(self, state: State) -> State:
+        """The same under the other names."""
+        found = []
+        for number, (parts, known) in zip(state, self._columns, strict=True):
+            after = known.get(number)
+            if after is None:
+                after = known[number] = parts.number(self._renamer(parts[number]))
+            found.append(after)
+        return tuple([found[at] for at in self._from])
 
 
 @define
@@ -384,7 +427,8 @@ class Draft:
             if known is None:
                 hands = self.hands
                 writer = world.slots[at].worker(self.node(at).life)
-                after = Hands(hands.writes, (*hands.ordered, Ordered(writer, effect)))
+                ordered = (*hands.ordered, Ordered(writer, effect))
+                after = in_hand.in_order(Hands(hands.writes, ordered))
                 known = world.known[asked] = world.hands_parts.number(after)
             self.ids[world.hands_at] = known
         else:
