@@ -366,7 +366,7 @@ def lie(draft: Draft, move: Move) -> bool:
     live = draft.node(at).endpoint.consumers
     if not live:
         return False
-    attempt = live[-1][0]
+    attempt = max((each for each, _ in live), key=lambda each: each.attempt)
     messages: dict[str, AttemptMessage] = {
         "registered": Registered(attempt),
         "progress": Progress(attempt, 0),

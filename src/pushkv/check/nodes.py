@@ -332,7 +332,7 @@ class Nodes:
             effects = endpoint.handle(event, NOW)
         except Exception as error:  # noqa: BLE001 - whatever it is, it must not happen
             return [("no exception", f"{what} comes twice: {type(error).__name__}: {error}")]
-        if freeze(endpoint, self.configuration.policy.lease) != after.endpoint:
+        if self._freeze(endpoint) != after.endpoint:
             return [("I5", f"{what} comes twice, and changes something the second time")]
         done = [type(each).__name__ for each in effects if not isinstance(each, HARMLESS)]
         return [("I5", f"{what} comes twice, and so does {done}")] if done else []
