@@ -18,7 +18,8 @@ from . import wires
 from .hands import choices
 from .moves import Move
 from .nodes import Fire, Node
-from .world import PER_PAIR, State, World
+from .wires import PER_PAIR
+from .world import State, World
 
 __all__ = ["line_of", "prelude_words", "worker_name"]
 

@@ -28,7 +28,8 @@ from .peace import calmed, peace
 from .search import Violation
 from .story import PROPERTIES
 from .wide import WIDE
-from .world import PER_PAIR, Broken, Draft, Successor, World
+from .wires import PER_PAIR
+from .world import Broken, Draft, Successor, World
 
 __all__ = ["HoldsError", "ImpossibleError", "SearchStage", "script", "script_of", "without"]
 
