@@ -87,6 +87,8 @@ class Transfer:
         tokens: Prompt tokens; a token fills one block.
         chunks: After how many tokens prefill reports; the last is the whole prompt.
         offers: How often each consumer may offer.
+        again: The engine where it is offered from the second time on, and is sent as well; "" for
+            `producer` alone.
     """
 
     name: str = "a"
@@ -96,6 +98,12 @@ class Transfer:
     start: int = 0
     chunks: tuple[int, ...] = (1,)
     offers: int = 1
+    again: str = ""
+
+    @property
+    def producers(self) -> tuple[str, ...]:
+        """The engines that prefill it, in the order in which it is offered to them."""
+        return (self.producer, self.again) if self.again else (self.producer,)
 
 
 @frozen

@@ -21,8 +21,9 @@ from .bounds import (
     budgets_of,
 )
 from .configurations_rules import OF_RULES
+from .configurations_wide import WIDE_STANDARD
 
-__all__ = ["DEEP", "FAULTS", "MUTATION", "STANDARD", "Configuration", "Transfer", "by_name"]
+__all__ = ["FAULTS", "MUTATION", "STANDARD", "Configuration", "Transfer", "by_name"]
 
 STANDARD: tuple[Configuration, ...] = (
     Configuration(
@@ -413,18 +414,9 @@ STANDARD: tuple[Configuration, ...] = (
         eventually="ends",
     ),
     *OF_RULES,
+    *WIDE_STANDARD,
 )
-
-
-def _deeper(configuration: Configuration) -> Configuration:
-    """The same with every fault once more, and one link more."""
-    budgets = tuple((name, times + 1) for name, times in configuration.budgets)
-    return evolve(configuration, budgets=budgets, connections=configuration.connections + 1)
-
-
-DEEP: tuple[Configuration, ...] = tuple(_deeper(each) for each in STANDARD if not each.eventually)
-"""Each standard configuration with larger bounds; they take hours to exhaust."""
-
+"""What `pushkv check` exhausts."""
 
 MUTATION_NAMES = (
     "delivers-in-time",

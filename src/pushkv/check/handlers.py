@@ -77,12 +77,13 @@ def _offer(
     configuration = draft.world.configuration
     number = node.endpoint.attempt_max + 1
     ranks = tuple(rank for engine, rank in configuration.consumers if engine == slot.engine)
+    left = tuple((name, n - (name == transfer.name)) for name, n in node.offers_left)
+    failures = transfer.offers - dict(left)[transfer.name] - 1
     producers = tuple(
         ProducerAddress(engine, 1, rank)
         for engine, rank in configuration.producers
-        if engine == transfer.producer
+        if engine == transfer.producers[0 if failures < 1 else -1]
     )
-    left = tuple((name, n - (name == transfer.name)) for name, n in node.offers_left)
     event = Offered(
         transfer=TransferId(transfer.name),
         attempt=number,
@@ -92,7 +93,7 @@ def _offer(
         end=transfer.tokens,
         prompt_digest=transfer.name.encode(),
         consumer_ranks=ranks,
-        failures=transfer.offers - dict(left)[transfer.name] - 1,
+        failures=failures,
     )
     offers = (*node.offers, Offer(transfer.name, number, taken))
     return draft.world.nodes.step(slot, evolve(node, offers=offers, offers_left=left), event)

@@ -75,8 +75,16 @@ _NETWORK = {
 
 def prelude_words(world: World) -> str:
     """What has happened in the initial state already."""
-    wanted = world.configuration.prelude
-    return ", ".join(f"{world.slots[at]} {_ENGINE[kind]}" for kind, at in wanted)
+    return ", ".join(_before(world, kind, at) for kind, at in world.configuration.prelude)
+
+
+def _before(world: World, kind: str, at: int) -> str:
+    if kind == "post":
+        return "a WRITE is posted"
+    if kind == "lose":
+        consumer, producer = world.pairs[at]
+        return f"{world.slots[consumer]} loses its link to {world.slots[producer]}"
+    return f"{world.slots[at]} {'computes' if kind == 'compute' else _ENGINE[kind]}"
 
 
 def worker_name(worker: Worker) -> str:
@@ -89,8 +97,8 @@ def _machine(world: World, node: Node, fire: Fire) -> str:
     endpoint = node.endpoint
     if fire.table == CONSUMER.name:
         attempt = endpoint.consumers[fire.index][0]
-        engine = world.transfers[attempt.transfer].producer
-        return f"{_attempt(attempt)} from={engine}{attempt.producer_rank or ''}"
+        producer = dict(endpoint.address)[attempt]
+        return f"{_attempt(attempt)} from={producer.host}{producer.rank or ''}"
     if fire.table == PRODUCER.name:
         transfer, rank = endpoint.producers[fire.index][0]
         return f"{transfer} for rank {rank}"

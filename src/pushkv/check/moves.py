@@ -131,7 +131,7 @@ def _consumer(at: int, node: Node) -> list[Move]:
 def _producer(configuration: Configuration, slot: Slot, at: int, node: Node) -> list[Move]:
     found: list[Move] = []
     for transfer in configuration.transfers:
-        if transfer.producer != slot.engine:
+        if slot.engine not in transfer.producers:
             continue
         prefill = node.prefill(transfer.name)
         if prefill is None:

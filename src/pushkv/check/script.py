@@ -18,7 +18,8 @@ from pushkv.testing.told import effect_words
 from pushkv.testing.world_parts import ViolationError
 
 from .alone import waits_for_ever, without_end
-from .configurations import DEEP, STANDARD, Configuration
+from .configurations import STANDARD, Configuration
+from .configurations_deep import DEEP
 from .handlers import HANDLERS
 from .lines import line_of, prelude_words
 from .liveness import trap_from

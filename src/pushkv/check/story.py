@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from attrs import frozen
 
+from pushkv.core.ids import Worker
 from pushkv.model import writes as model
 
 from .configurations import Configuration
 from .hands import choices
 from .moves import Move
+from .nodes import Slot
 from .search import Violation
 from .wires import CONSUMER, PRODUCER
 from .world import State, World
@@ -109,7 +111,7 @@ def _writes(world: World, state: State, move: Move) -> Chapter:
     if move.kind != "write":
         write = hands.ordered[move.number].write
         attempt, part = write.attempt, write.part.number
-        who = attempt_writer(world, hands.ordered[move.number].writer.rank)
+        who = _place(hands.ordered[move.number].writer)
         whom = attempt.consumer
         what = f"part {part} of attempt {attempt.attempt} of {attempt.transfer}"
         if move.kind == "refuse":
@@ -118,7 +120,7 @@ def _writes(world: World, state: State, move: Move) -> Chapter:
     action = choices(hands.writes)[move.number][0]
     if isinstance(action, model.Land | model.End | model.Drop):
         key = action.key
-        who, whom = attempt_writer(world, key.writer.rank), key.attempt.consumer
+        who, whom = _place(key.writer), key.attempt.consumer
         what = f"part {key.part} of attempt {key.attempt.attempt} of {key.attempt.transfer}"
         if isinstance(action, model.Land):
             return Chapter(who, whom, f"Bytes of {what} land.", f"bytes of part {key.part}")
@@ -130,9 +132,9 @@ def _writes(world: World, state: State, move: Move) -> Chapter:
     return Chapter("", "", f"{name}: an arrival on its way to its consumer.", name)
 
 
-def attempt_writer(world: World, rank: int) -> str:
-    """The producer of that rank, by name."""
-    return next(str(slot) for slot in world.slots if not slot.consumer and slot.rank == rank)
+def _place(worker: Worker) -> str:
+    """Where a process runs, by name."""
+    return str(Slot(worker.engine, worker.rank, consumer=False))
 
 
 def story(configuration: Configuration, violation: Violation) -> str:

@@ -70,6 +70,7 @@ def _same(configuration: Configuration, new: Names) -> bool:
             each,
             name=new.transfers[each.name],
             producer=new.engines[each.producer],
+            again=each.again and new.engines[each.again],
             consumers=tuple(sorted(new.engines[engine] for engine in each.consumers)),
         )
         other = transfers[renamed.name]

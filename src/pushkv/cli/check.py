@@ -15,7 +15,8 @@ from rich.progress import Progress as Bar
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from pushkv.check.configurations import DEEP, STANDARD, Configuration
+from pushkv.check.configurations import STANDARD, Configuration
+from pushkv.check.configurations_deep import DEEP
 from pushkv.check.coverage import mislisted, unreached
 from pushkv.check.runner import Report, check
 from pushkv.check.search import NO_LIMITS, Limits, Progress
