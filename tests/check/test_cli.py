@@ -63,7 +63,7 @@ def test_a_limit_that_is_reached_fails_but_not_in_the_deep_set(
     report = check_one(by_name("cancel"), Limits(states=2_000))
     monkeypatch.setattr(command, "check", lambda *_, **__: [report])
     assert not command.run_check(["cancel"], jobs=1)
-    assert command.run_check(["cancel"], deep=True, jobs=1)
+    assert command.run_check(["cancel-deeper"], deep=True, jobs=1)
 
 
 def test_a_row_that_nothing_reaches_fails_the_whole_set_and_no_part_of_it(
