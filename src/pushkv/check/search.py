@@ -222,9 +222,10 @@ def _waiting_for_ever(run: Search) -> list[Violation]:
     place = without_end(world, first)
     if place is None:
         return []
-    path = run.path(first[place])
-    broken = (("I7", waits_for_ever(world, place)),)
-    return [Violation(broken, path, _moves(world, path))]
+    path, moves = _way(run, first[place])
+    there = without_end(world, [(at, path[-1][at]) for at in range(world.pair_at)])
+    assert there is not None, "whoever is renamed waits as long"
+    return [Violation((("I7", waits_for_ever(world, there)),), path, moves)]
 
 
 def _never_ending(run: Search) -> list[Violation]:
