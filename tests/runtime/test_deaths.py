@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import subprocess
@@ -96,13 +97,22 @@ def test_of_another_host_or_namespace_nothing_is_known(place: int) -> None:
     assert open_process(" ".join(words)) is None
 
 
+@pytest.mark.parametrize("least", [0, 2_000])
 def test_a_process_hidden_from_us_is_not_taken_for_dead(
-    child: Child, monkeypatch: pytest.MonkeyPatch
+    child: Child, monkeypatch: pytest.MonkeyPatch, least: int
 ) -> None:
     def hidden(pid: int) -> str:
         raise FileNotFoundError(pid)
 
+    def many_open(pid: int, opens: Callable[[int], int] = os.pidfd_open) -> int:
+        """As in an engine with many descriptors: select(2) knows none above 1023."""
+        low = opens(pid)
+        high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, least)
+        os.close(low)
+        return high
+
     monkeypatch.setattr("pushkv.runtime.processes._began", hidden)
+    monkeypatch.setattr("os.pidfd_open", many_open)
     opened = open_process(child.name)
     assert opened is not None
     os.close(opened)

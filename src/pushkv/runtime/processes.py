@@ -65,7 +65,9 @@ def open_process(name: str) -> int | None:
         # Held by now is whoever has the number today.
         ended = _began(int(words[2])) != words[3]
     except OSError:  # reaped meanwhile, or hidden from us
-        ended = bool(select.select([opened], [], [], 0)[0])
+        looked = select.poll()  # `select.select` cannot look at descriptors above 1023
+        looked.register(opened, select.POLLIN)
+        ended = bool(looked.poll(0))
     if not ended:
         return opened
     os.close(opened)
