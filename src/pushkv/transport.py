@@ -172,7 +172,10 @@ class Transport(Protocol):
         """
 
     def memory(self) -> bytes:
-        """What a peer needs to WRITE here; opaque, sent in HELLO."""
+        """What a peer needs to WRITE here; opaque, asked anew for each HELLO.
+
+        What was told before stays good.
+        """
 
     def add_peer(self, peer: Worker, memory: bytes) -> None:
         """Learn how to WRITE to `peer`. A failure shows as the outcome of later WRITEs."""

@@ -203,3 +203,30 @@ def test_removed_and_added_again_two_hundred_times_leaves_descriptors_flat() -> 
         before.append((producer.call("descriptors"), consumer.call("descriptors")))
     assert before[0] == before[-1]
     leave(*ends)
+
+
+def test_new_peers_write_to_another_agent_before_one_has_no_room_for_writers() -> None:
+    consumer = end("D", 1, connections_most=3).ready()
+    consumer.call("look", True)
+    first = consumer.memory
+    told = [first]
+    old = end("P", 2).ready()
+    old.call("fill", 1)
+    old.call("add_peer", consumer.worker, first)
+    for life in range(8):
+        told.append(consumer.call("info")[2])
+        writer = end("P", 10 + life).ready()
+        writer.call("fill", life)
+        consumer.call("clear")
+        writer.call("add_peer", consumer.worker, told[-1])
+        assert outcome(writer, consumer, life) is WriteOutcome.DONE
+        arrived(consumer, life)
+        leave(writer)
+    assert len(set(told)) == 2
+    assert outcome(old, consumer, 100) is WriteOutcome.DONE, "what was told first is still good"
+    arrived(consumer, 100)
+    old.call("add_peer", consumer.worker, told[-1])
+    assert outcome(old, consumer, 101) is WriteOutcome.DONE, "as is what was told since"
+    arrived(consumer, 101)
+    assert consumer.call("close", 5.0)
+    leave(old, consumer)

@@ -50,9 +50,8 @@ Limits
       True says that *our* WRITEs are over, not those of peers into our memory.
     * A lost peer is connected again by `add_peer`, or by the next WRITE to it, at most once a
       second.
-    * Over LIBFABRIC 255 agents can have written to one agent in its life: a decode engine serves
-      that many incarnations of prefill engines, their replaced agents included. More hang, each
-      for a minute.
+    * Over LIBFABRIC 255 agents can have written to one agent in its life. New peers are told of
+      another in time (`memory`); those over links that stand are not.
     * A lost connection is reported only to the side that writes.
     * Peers are trusted with their own metadata: a digest catches damage, but NIXL aborts the
       process on some malformed metadata that is well wrapped. It comes over the authenticated

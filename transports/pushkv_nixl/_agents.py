@@ -1,9 +1,11 @@
 """The agents of one transport: the one that peers write to, and the one that writes now.
 
-The first lives as long as the transport, because peers hold its address. Over UCX it also writes,
-until it has taken down so many connections that another agent should: descriptors that NIXL leaks
-come back only with the end of the agent that connected, at both sides. Over LIBFABRIC it never
-writes: a post to a dead peer keeps its agent for ever, and what arrives must not wait for that.
+The first lives as long as the transport, because peers hold its address. Over LIBFABRIC, where 255
+agents can have written to one, new peers are given the address of another before that. Over UCX it
+also writes, until it has taken down so many connections that another agent should: descriptors that
+NIXL leaks come back only with the end of the agent that connected, at both sides. Over LIBFABRIC it
+never writes: a post to a dead peer keeps its agent for ever, and what arrives must not wait for
+that.
 
 An agent that writes is replaced when it is worn, when it hangs, and when it lost a peer that it
 cannot connect anew. One that is replaced finishes what it has; one that hangs is given up.
@@ -42,7 +44,7 @@ class Agents:
     Thread-safe. The lock is held for moments only: no call into NIXL is made under it.
 
     Attributes:
-        receiver: The agent that peers write to.
+        receiver: The agent that new peers are to write to.
         made: How many agents were made after it.
         hung: Those that were given up.
     """
@@ -53,6 +55,9 @@ class Agents:
         self._lock = threading.RLock()
         self._stopping = False
         self.receiver = AgentThread(setup, outbox)
+        self._next_receiver: AgentThread | None = None
+        self._old_receivers: list[AgentThread] = []
+        self._looking = False
         self.made = 0
         self.hung: list[AgentThread] = []
         self._writer = self.receiver if receiver_writes else None
@@ -108,6 +113,36 @@ class Agents:
             writer.post(number, write)
         self._watch.nudge()
 
+    def look(self, active: bool) -> None:
+        """Look for arrivals, or stop."""
+        with self._lock:
+            self._looking = active
+            for thread in self._receivers():
+                thread.look(active)
+
+    def memory(self) -> bytes:
+        """What a new peer needs to write here; another agent's once many have written to one."""
+        with self._lock:
+            writers = len(self.receiver.arrivals.senders)
+            crowded = not self._setup.reconnects and writers >= self._setup.connections_most
+            if crowded and self._next_receiver is None and not self._stopping:
+                new = self._next_receiver = AgentThread(self._setup, self._outbox)
+                new.start()
+                new.look(self._looking)
+                _log.info("%d agents have written here: new peers write to another", writers)
+            if self._next_receiver is not None and self._next_receiver.started.is_set():
+                new, self._next_receiver = self._next_receiver, None
+                if new.memory:
+                    self._old_receivers.append(self.receiver)
+                    self.receiver = new
+            return self.receiver.memory
+
+    @property
+    def dropped(self) -> int:
+        """Notices that were dropped so far."""
+        with self._lock:
+            return sum(thread.arrivals.dropped for thread in self._receivers())
+
     def stop(self) -> None:
         """Post nothing more; every agent ends once its posted handles are over."""
         with self._lock:
@@ -130,10 +165,14 @@ class Agents:
 
     def _threads(self) -> list[AgentThread]:
         """All agents but those that hang."""
-        found = [self.receiver, *self._retired]
+        found = [*self._receivers(), *self._retired]
         if self._writer is not None and self._writer is not self.receiver:
             found.append(self._writer)
         return [thread for thread in found if not thread.guard.abandoned]
+
+    def _receivers(self) -> list[AgentThread]:
+        starting = [] if self._next_receiver is None else [self._next_receiver]
+        return [self.receiver, *self._old_receivers, *starting]
 
     def _refused(self, peer: Worker) -> str:
         if self._stopping:

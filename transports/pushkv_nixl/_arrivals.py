@@ -24,17 +24,22 @@ PIECES_MAX = 65_536
 """Most pieces a part may have: 4 TiB of full pieces."""
 
 
+_SENDERS_MAX = 1000
+
+
 class Arrivals:
     """Puts notices together; drops and counts what is not for this worker or not a notice.
 
     Attributes:
         dropped: Notices dropped so far.
+        senders: The agents that notices came from, the first thousand.
     """
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._partial: OrderedDict[tuple[str, Notice], set[int]] = OrderedDict()
         self.dropped = 0
+        self.senders: set[str] = set()
 
     def take(self, sender: str, data: bytes) -> Arrival | None:
         """The arrival that this notice, from agent `sender`, completes, if it completes one."""
@@ -45,6 +50,8 @@ class Arrivals:
         except RemoteProtocolError as error:
             self._drop(sender, str(error))
             return None
+        if len(self.senders) < _SENDERS_MAX:
+            self.senders.add(sender)
         attempt = notice.attempt
         named = Worker(attempt.consumer, attempt.consumer_incarnation, attempt.consumer_rank)
         if named != self._worker:

@@ -159,7 +159,7 @@ class NixlTransport:
     @property
     def dropped_arrivals(self) -> int:
         """How many notifications were dropped: not from pushkv, damaged, or for somebody else."""
-        return 0 if self._agents is None else self._agents.receiver.arrivals.dropped
+        return 0 if self._agents is None else self._agents.dropped
 
     def start(
         self,
@@ -213,12 +213,12 @@ class NixlTransport:
         self._check_fabric(worker, provider_of(thread.memory, device_files() - before))
 
     def memory(self) -> bytes:
-        """What a peer needs to WRITE here; constant from `start` on.
+        """What a peer needs to WRITE here; what was told before stays good.
 
         Raises:
             TransportError: The transport is not started.
         """
-        memory = self._started().receiver.memory
+        memory = self._started().memory()
         if not memory:
             raise TransportError("the NIXL agent does not stand: start() failed")
         return memory
@@ -237,7 +237,7 @@ class NixlTransport:
 
     def look_for_arrivals(self, active: bool) -> None:
         """Look for arrivals every poll interval from now on, or stop."""
-        self._started().receiver.look(active)
+        self._started().look(active)
 
     def poll(self) -> Sequence[Completion | Arrival]:
         """What has happened since the last call, oldest first; takes no lock."""

@@ -203,7 +203,7 @@ class Loop:
     def _do(self, effect: Effect) -> None:
         match effect:
             case Transmit():
-                self._channel.send(effect.connection, effect.message)
+                self._channel.send(effect.connection, self._outbound.current(effect.message))
             case PostWrite():
                 self._outbound.post(effect)
             case PermitGranted():

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from attrs import define
+from attrs import define, evolve
 
 from pushkv.core.effects import PeerJoined, PermitEnded, PermitGranted, PostWrite
 from pushkv.core.errors import PushKVError, RemoteProtocolError
 from pushkv.core.events import WriteClosed
 from pushkv.core.ids import AttemptId, Epoch, Worker
-from pushkv.layout import CacheLayout, block_map, split_memory
+from pushkv.core.messages import Hello, Message
+from pushkv.layout import CacheLayout, block_map, join_memory, split_memory
 from pushkv.transport import Completion, Permit, Transport, Write
 
 __all__ = ["Outbound"]
@@ -49,6 +50,12 @@ class Outbound:
     def open_writes(self) -> int:
         """WRITEs posted and not completed."""
         return len(self._open)
+
+    def current(self, message: Message) -> Message:
+        """A message as it is to be sent: HELLO tells of our memory what the transport says now."""
+        if not isinstance(message, Hello) or not message.memory:
+            return message
+        return evolve(message, memory=join_memory(self._layout, self._transport.memory()))
 
     def joined(self, effect: PeerJoined) -> None:
         """A consumer's memory is known; it may be one we know already, over a newer link."""
