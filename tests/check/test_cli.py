@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,13 @@ def test_check_says_what_it_has_seen(tmp_path: Path) -> None:
     assert only["violations"] == []
     assert only["complete"]
     assert "consumer.settling/ArrivalSeen" in found["unreached_rows"]["consumer"]
+
+
+def test_who_does_not_watch_is_told_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "LINE_EVERY_S", 0.001)
+    ran = CliRunner().invoke(app, ["check", "--config", "retry", "--jobs", "1"])
+    assert ran.exit_code == 0, ran.output
+    assert re.search(r"retry: [\d,]+ states, [\d,]+/s, frontier [\d,]+, depth \d+\n", ran.output)
 
 
 def test_an_unknown_configuration_is_named() -> None:

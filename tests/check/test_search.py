@@ -160,6 +160,7 @@ def test_progress_is_told() -> None:
     assert [each.states for each in heard] == sorted(each.states for each in heard)
     assert heard[-1].states <= found.states
     assert heard[-1].frontier > 0
+    assert heard[-1].rate == pytest.approx((heard[-1].states - 1) / heard[-1].seconds)
 
 
 def test_several_at_once_come_to_the_same() -> None:

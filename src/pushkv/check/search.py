@@ -41,13 +41,19 @@ NO_LIMITS = Limits()
 
 @frozen
 class Progress:
-    """How far a search is."""
+    """How far a search is.
+
+    Attributes:
+        seconds: Time spent, since it was begun or taken up.
+        rate: States seen per second in that time.
+    """
 
     states: int
     edges: int
     frontier: int
     depth: int
     seconds: float
+    rate: float
 
 
 @frozen
@@ -131,6 +137,7 @@ def _explore(
     progress: Callable[[Progress], None] | None,
 ) -> bool:
     """Look at one state after another. Returns whether a limit was reached."""
+    known = len(run.states)
     while run.looked < len(run.states):
         if not _look(run):
             return False
@@ -140,9 +147,11 @@ def _explore(
             run.depth += 1
         if run.looked % LOOK_EVERY == 0:
             spent = time.monotonic() - started
+            seen = len(run.states)
             if progress is not None:
-                progress(Progress(len(run.states), run.edges, run.frontier, run.depth, spent))
-            if _enough(limits, len(run.states), spent):
+                rate = (seen - known) / max(spent, 1e-9)
+                progress(Progress(seen, run.edges, run.frontier, run.depth, spent, rate))
+            if _enough(limits, seen, spent):
                 return True
     return False
 

@@ -34,6 +34,9 @@ from .scenarios import (
 
 __all__ = ["check_command"]
 
+LINE_EVERY_S = 30.0
+"""Where nobody watches, one line of each search's progress in so many seconds."""
+
 
 def check_command(
     config: Annotated[
@@ -180,21 +183,25 @@ def _run(
     bar = Bar(
         SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console
     )
+    told: dict[str, float] = {}
     with bar:
         tasks = {each.name: bar.add_task(f"{each.name}: waits", total=None) for each in chosen}
 
         def news(name: str, now: Progress) -> None:
-            rate = now.states / max(now.seconds, 1e-9)
-            bar.update(
-                tasks[name],
-                description=f"{name}: {now.states:,} states, {rate:,.0f}/s, "
-                f"frontier {now.frontier:,}, depth {now.depth}",
+            text = (
+                f"{name}: {now.states:,} states, {now.rate:,.0f}/s, "
+                f"frontier {now.frontier:,}, depth {now.depth}"
             )
+            bar.update(tasks[name], description=text)
+            if not console.is_terminal and now.seconds >= told.get(name, 0) + LINE_EVERY_S:
+                told[name] = now.seconds
+                console.print(text, highlight=False, soft_wrap=True)
 
         def done(report: Report) -> None:
             bar.remove_task(tasks[report.name])
             if not console.is_terminal:
-                console.print(f"{report.name}: {report.states} states, {report.edges} edges")
+                text = f"{report.name}: {report.states} states, {report.edges} edges"
+                console.print(text, highlight=False, soft_wrap=True)
 
         return check(
             chosen, jobs=jobs, limits=limits, checkpoints=checkpoints, news=news, done=done
