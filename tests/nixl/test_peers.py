@@ -23,8 +23,12 @@ class FakeAgent:
     def __init__(self) -> None:
         self.known: dict[str, bytes] = {}
         self.loads = 0
+        self.refuses = False
 
     def load(self, metadata: bytes) -> str:
+        if self.refuses:
+            self.loads += 1
+            raise NixlError("nixlBackendError", "no")
         name, _, rest = metadata.decode().partition("|")
         if rest == "broken" or self.known.get(name, metadata) != metadata:
             raise NixlError("nixlNotAllowedError", "no")
@@ -103,6 +107,27 @@ def test_a_peer_that_does_not_fit_says_why_and_leaves_nothing_behind(
     assert agent.known == {}
     peers.add(D, memory(D))
     assert peers.usable(found(peers)) == ""
+
+
+def test_a_peer_that_nixl_refused_once_is_tried_again(
+    peers: Peers, agent: FakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 10**12
+    monkeypatch.setattr("time.monotonic_ns", lambda: now)
+    agent.refuses = True  # as for want of a descriptor
+    peers.add(D, memory(D))
+    peer = found(peers)
+    assert peer.memory is not None
+    assert "does not take" in peers.usable(peer)
+    assert agent.loads == 1
+    now += _peers.RECONNECT_NS
+    assert "does not take" in peers.usable(peer)
+    assert agent.loads == 2
+    agent.refuses = False
+    assert "does not take" in peers.usable(peer), "it is not tried all the time"
+    now += _peers.RECONNECT_NS
+    assert peers.usable(peer) == ""
+    assert agent.loads == 3
 
 
 def test_a_lost_peer_is_connected_anew_but_not_at_once_and_not_under_open_handles(

@@ -48,8 +48,11 @@ The fabric
 Limits
     * Deregistering memory fences nobody: over cma and TCP, WRITEs still land. `close` returning
       True says that *our* WRITEs are over, not those of peers into our memory.
-    * A lost peer is connected again by `add_peer`, or by the next WRITE to it, at most once a
-      second.
+    * A lost peer, and one that NIXL refused, is connected again by `add_peer`, or by the next WRITE
+      to it, at most once a second.
+    * Over TCP, UCX stops listening for good when it cannot accept for want of a file descriptor:
+      no new peer can write here then until a restart. The control channel lets nobody new in with
+      the last descriptors; `ulimit -n` should leave room for everything else in the process.
     * Over LIBFABRIC 255 agents can have written to one agent in its life. New peers are told of
       another in time (`memory`); those over links that stand are not.
     * A lost connection is reported only to the side that writes.

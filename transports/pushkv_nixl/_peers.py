@@ -30,7 +30,7 @@ class Peer:
         memory: What it told us; None where that was not usable.
         cause: Why nothing can be written to it; "" where something can.
         loaded: Whether NIXL knows it.
-        lost: Whether its connection failed and must be made anew.
+        lost: Whether its connection failed, or was refused by NIXL, and must be made anew.
         leaving: Whether it is to be forgotten once its last handle is over.
         handles: Posted handles that write to it.
         connect_after_ns: Not before this instant (monotonic) is it connected again.
@@ -125,7 +125,7 @@ class Peers:
         if may_connect and time.monotonic_ns() >= peer.connect_after_ns:
             self._unload(peer)
             self._load(peer)
-        if peer.lost:
+        if peer.lost and not peer.cause:
             return "the connection to the peer is lost and not yet made anew"
         return peer.cause
 
@@ -147,8 +147,8 @@ class Peers:
         return len(self._peers)
 
     def _load(self, peer: Peer) -> None:
-        peer.cause = self._try_to_load(peer)
         peer.lost = False
+        peer.cause = self._try_to_load(peer)
         if peer.cause:
             _log.warning("no WRITE to %s is possible: %s", peer.worker, peer.cause)
 
@@ -175,6 +175,10 @@ class Peers:
             return f"NIXL is not asked to take its metadata: {error}"
         except NixlError as error:
             self._forget(peer.agent)  # NIXL may keep half of what it refused
+            # For want of a descriptor, or of the peer's answer, it says no more than that: another
+            # time it may well take them.
+            peer.memory = memory
+            self.lose(peer)
             return f"NIXL does not take its metadata: {error}"
         if loaded != peer.agent:
             self._forget(loaded)
