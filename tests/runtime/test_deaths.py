@@ -14,6 +14,7 @@ import pytest
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.runtime.descriptors import few_descriptors
 
 from pushkv.core.effects import WriterJoined
 from pushkv.core.events import WriterGone
@@ -155,6 +156,25 @@ async def test_a_death_is_told_once_after_the_bound(child: Child) -> None:
         began = anyio.current_time()
         await watch.until_gone()
         assert anyio.current_time() - began >= 0.3
+        assert watch.gone == [P]
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.asyncio
+async def test_a_process_is_watched_as_soon_as_there_is_a_descriptor(
+    child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pushkv.runtime.deaths.ASK_EVERY_S", 0.01)
+    watch = Watch()
+    async with anyio.create_task_group() as tasks:
+        watch.deaths.serve(tasks)
+        with few_descriptors(0):
+            with pytest.raises(OSError, match="Too many open files"):
+                open_process(child.name)
+            watch.deaths.joined(WriterJoined(P, evolve(HELLO, process=child.name)))
+            await anyio.sleep(0.05)
+        child.kill()
+        await watch.until_gone()
         assert watch.gone == [P]
         tasks.cancel_scope.cancel()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 
 import anyio
 import anyio.abc
@@ -77,20 +78,27 @@ class Deaths:
         if effect.peer in self._hosts or self._tasks is None:
             return
         self._hosts[effect.peer] = effect.hello.directory[0].host if effect.hello.directory else ""
-        try:
-            process = open_process(effect.hello.process)
-        except ProcessEndedError:
-            self._tasks.start_soon(self._gone, effect.peer, "its process has ended")
-            return
-        if process is not None:
-            self._tasks.start_soon(self._watch, effect.peer, process)
+        self._tasks.start_soon(self._watch, effect.peer, effect.hello.process)
 
-    async def _watch(self, worker: Worker, process: int) -> None:
-        try:
-            await anyio.wait_readable(process)
-        finally:
-            os.close(process)
+    async def _watch(self, worker: Worker, name: str) -> None:
+        with suppress(ProcessEndedError):
+            process = await self._opened(name)
+            if process is None:
+                return
+            try:
+                await anyio.wait_readable(process)
+            finally:
+                os.close(process)
         await self._gone(worker, "its process has ended")
+
+    async def _opened(self, name: str) -> int | None:
+        """A pidfd, waiting for a descriptor where none is left: dropped, the proof would be too."""
+        while True:
+            try:
+                return open_process(name)
+            except OSError as error:
+                log.warning("a producer's process cannot be watched yet: %s", error)
+                await anyio.sleep(ASK_EVERY_S)
 
     async def _gone(self, worker: Worker, why: str) -> None:
         await anyio.sleep(self._bound_s)

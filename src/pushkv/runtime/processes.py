@@ -11,6 +11,8 @@ import os
 import select
 from pathlib import Path
 
+from .descriptors import are_descriptors_short
+
 __all__ = ["ProcessEndedError", "open_process", "this_process"]
 
 _PROC = Path("/proc")
@@ -51,6 +53,7 @@ def open_process(name: str) -> int | None:
 
     Raises:
         ProcessEndedError: It has ended.
+        OSError: No descriptor is left to tell it with; ask again later.
     """
     words = name.split(" ")
     try:
@@ -59,7 +62,11 @@ def open_process(name: str) -> int | None:
         opened = os.pidfd_open(int(words[2]))
     except ProcessLookupError:
         raise ProcessEndedError(name) from None
-    except (OSError, OverflowError, AttributeError):  # not Linux, or not allowed
+    except OSError as error:
+        if are_descriptors_short(error):
+            raise
+        return None  # not allowed
+    except (OverflowError, AttributeError):  # no number of a process, or not Linux
         return None
     try:
         # Held by now is whoever has the number today.
