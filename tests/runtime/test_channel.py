@@ -14,6 +14,7 @@ import anyio
 import pytest
 from anyio.abc import SocketStream
 from attrs import define, evolve
+from tests.runtime.descriptors import few_descriptors
 
 from pushkv.core.effects import ProducerAddress
 from pushkv.core.errors import ConfigurationError
@@ -164,13 +165,16 @@ async def test_who_says_no_hello_is_hung_up_on(said: bytes) -> None:
         await greeted.aclose()
 
 
-async def test_a_peer_that_does_not_read_is_closed_and_others_go_on() -> None:
+async def test_a_peer_that_does_not_read_is_closed_and_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pushkv.runtime.channel.UNREAD_S", 0.05)
     async with listening(queued_bytes_most=1_000_000) as end:
         slow, number = await end.greet()
         big = evolve(HELLO, memory=b"m" * 100_000)
         for _ in range(200):  # far more than the sockets' buffers hold
             end.channel.send(number, big)
-            await anyio.sleep(0)
+            await anyio.sleep(0.005)
             if end.counts["channel_full"]:
                 break
         assert end.counts["channel_full"] == 1
@@ -182,6 +186,51 @@ async def test_a_peer_that_does_not_read_is_closed_and_others_go_on() -> None:
         assert end.counts["no_connection"] == 1
         await still_serves(end)
         await slow.aclose()
+
+
+async def test_much_to_say_at_once_costs_no_peer_its_connection_that_reads() -> None:
+    async with listening(queued_bytes_most=1_000) as end:
+        stream, number = await end.greet()
+        said = [frame(Ping(stamp)) for stamp in range(1_000)]
+        for stamp in range(1_000):  # as after a pause, when everything is due
+            end.channel.send(number, Ping(stamp))
+        heard = b""
+        with anyio.fail_after(5):
+            while len(heard) < sum(map(len, said)):
+                heard += await stream.receive()
+        assert heard == b"".join(said)
+        assert end.counts == {}
+        await stream.aclose()
+
+
+async def test_a_connection_that_is_being_closed_counts_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pushkv.runtime.channel.UNREAD_S", 0.0)
+    async with listening(queued_bytes_most=1) as end:
+        stream, number = await end.greet()
+        for stamp in range(3):
+            end.channel.send(number, Ping(stamp))
+        assert end.counts == {"channel_full": 1, "no_connection": 2}
+        await ends(stream)
+
+
+async def test_the_last_descriptors_are_not_spent_on_new_peers() -> None:
+    async with listening() as end:
+        greeted, number = await end.greet()
+        with few_descriptors():
+            stranger = await end.connect()
+            await ends(stranger)
+            end.channel.dial(ProducerAddress("127.0.0.1", end.port))
+            await until(lambda: end.of(ConnectionClosed))
+            end.channel.send(number, Ping(7))
+            assert await greeted.receive() == frame(Ping(7))
+        (closed,) = end.of(ConnectionClosed)
+        assert isinstance(closed, ConnectionClosed)
+        assert "too few file descriptors" in closed.cause
+        assert end.counts == {"no_descriptors": 2}
+        await still_serves(end)
+        await greeted.aclose()
 
 
 async def test_an_unsendable_message_is_counted_and_the_next_one_leaves() -> None:

@@ -34,7 +34,8 @@ class Limits:
             four times our own HELLO, which is about as long as that of a peer of our layout.
         messages_per_s: Messages read from one connection; one that sends more is read more slowly.
         messages_at_once: So many may come at once before that.
-        queued_bytes_most: A peer for which more bytes wait than this is hung up on.
+        queued_bytes_most: A peer for which more bytes wait than this, and which has read nothing
+            for a second, is hung up on.
         queued_bytes_in_all_most: The most bytes that wait for all peers; whoever has the most
             waiting is hung up on.
     """

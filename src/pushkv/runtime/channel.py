@@ -7,6 +7,10 @@ unless somebody said that plaintext will do.
 A connection harms only itself: garbage, silence before HELLO, a flood of messages, a full queue
 towards a peer that does not read, all end in its closing or slow it alone, and are counted by
 cause. `Limits` says how much there may be of everything.
+
+Nobody new is let in, or dialled, with the last file descriptors: what the peer's transport would
+then open in vain is not always opened again. Over TCP, UCX stops listening for good once it could
+not accept.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ from pushkv.wire import FRAME_BYTES_MOST, Decoder, Malformed, frame
 from .addresses import innermost, is_loopback, neighbourhood, remote
 from .admission import Admission, Allowance, Limits
 from .credentials import Tls, engines_named
+from .descriptors import expect_descriptors
 from .network import Network, TcpNetwork
 
 __all__ = ["Channel"]
@@ -44,6 +49,9 @@ FLUSH_S = 1.0
 """How long what is queued for a connection that is to be closed may take to leave."""
 ACCEPT_AGAIN_S = 0.1
 """After a connection that could not be accepted: the cause, such as EMFILE, may last."""
+UNREAD_S = 1.0
+"""A full queue is the peer's fault when nothing has left it for so long. Without this, who comes
+back after a pause, and has much to say at once, would be cut off by it again and again."""
 SHOWN_LENGTH_MOST = 200
 """Characters of what a REFUSED of ours says of a stranger's value."""
 
@@ -62,6 +70,7 @@ class _Connection:
     scope: anyio.CancelScope = field(factory=anyio.CancelScope)
     over: anyio.Event = field(factory=anyio.Event)
     queued_bytes: int = 0
+    moved_s: float = 0.0
     opened: bool = False
     greeted: bool = False
     deaf: bool = False
@@ -139,9 +148,9 @@ class Channel:
         self._tasks.start_soon(self._dial, address)
 
     def send(self, number: int, message: Message) -> None:
-        """Queue a message; a connection whose queue is full is closed."""
+        """Queue a message; a connection whose queue is full, and does not move, is closed."""
         connection = self._connections.get(number)
-        if connection is None or connection.deaf:
+        if connection is None or connection.deaf or connection.scope.cancel_called:
             self._count("no_connection", type(message).__name__)
             return
         try:
@@ -154,9 +163,12 @@ class Channel:
         except (anyio.ClosedResourceError, anyio.BrokenResourceError):
             self._count("no_connection", type(message).__name__)
             return
+        if connection.queued_bytes == 0:
+            connection.moved_s = anyio.current_time()
         connection.queued_bytes += len(data)
         self._queued_bytes += len(data)
-        if connection.queued_bytes > self._limits.queued_bytes_most:
+        full = connection.queued_bytes > self._limits.queued_bytes_most
+        if full and anyio.current_time() - connection.moved_s >= UNREAD_S:
             self._count("channel_full", type(message).__name__)
             connection.end(f"{connection.queued_bytes} bytes wait for a peer that does not read")
         elif self._queued_bytes > self._limits.queued_bytes_in_all_most:
@@ -203,6 +215,9 @@ class Channel:
 
     async def _accepted(self, stream: anyio.abc.ByteStream) -> None:
         place = neighbourhood(remote(stream))
+        if not self._may_be_more(place):
+            await anyio.aclose_forcefully(stream)
+            return
         full = self._admission.full(place)
         if full:
             self._count("too_many_connections", full)
@@ -213,6 +228,14 @@ class Channel:
             self._count("stranger_dropped", f"of {place} or another, for one of {place}")
             self._connections[number].end("a newer connection took its place")
         await self._run(connection)
+
+    def _may_be_more(self, place: str) -> bool:
+        try:
+            expect_descriptors()
+        except OSError as error:
+            self._count("no_descriptors", f"for {place}: {error}")
+            return False
+        return True
 
     async def _dial(self, address: ProducerAddress) -> None:
         limit_s = self._limits.dial_s
@@ -236,6 +259,8 @@ class Channel:
         self, address: ProducerAddress
     ) -> tuple[anyio.abc.ByteStream, frozenset[EngineId]]:
         """A connection to `address` on which whatever is said stays between the two of us."""
+        if not self._may_be_more(f"{address.host}:{address.port}"):
+            raise ConnectionRefusedError("too few file descriptors are left here")
         stream = await self._network.connect(address.host, address.port)
         try:
             if self._tls is not None:
@@ -405,6 +430,7 @@ class Channel:
         try:
             async for data in connection.inbox:
                 await connection.stream.send(data)
+                connection.moved_s = anyio.current_time()
                 connection.queued_bytes -= len(data)
                 self._queued_bytes -= len(data)
         except (

@@ -52,10 +52,12 @@ HELLO_BYTES = 1024 * 1024
 """A peer's HELLO may be so much longer than four times our own."""
 LOUD = frozenset(
     {
+        "accept_failed",
         "channel_full",
         "channels_full",
         "dial_failed",
         "malformed_hello",
+        "no_descriptors",
         "plaintext_refused",
         "stranger_dropped",
         "tls_failed",
