@@ -13,6 +13,7 @@ from rich.console import Console
 from pushkv.demo.tiny_model import write_tiny_model
 
 from .fleet import Answer, Fleet, fleet
+from .network import NETWORK_FAULTS, impossible
 from .reference import LANES, REFERENCE_FAULTS, Stage, one_run
 from .rows import Row, Rows, show
 from .systems import PULL, PUSH, SYSTEMS, System, new_name
@@ -88,13 +89,20 @@ async def run_system(
                     break
 
 
+ALL_REFERENCE_FAULTS = {**REFERENCE_FAULTS, **NETWORK_FAULTS}
+
+
 def run_reference(lanes: list[str], faults: list[str], runs: int, rows: Rows) -> None:
     """Each fault as often as is still due, with engines that stay warm."""
     for lane in lanes:
         with Stage(lane) as stage:
             for fault in faults:
+                why = impossible(fault)
+                if why:
+                    print(f"reference, {lane}: no {fault}: {why}", file=sys.stderr)
+                    continue
                 for number in range(rows.runs(fault, f"reference, {lane}"), runs):
-                    row = one_run(stage, fault, seed=number)
+                    row = one_run(stage, fault, number, ALL_REFERENCE_FAULTS)
                     rows.add(row)
                     print(f"{row.system}: {fault}, run {number + 1}: {row}", file=sys.stderr)
 
@@ -120,7 +128,7 @@ def main() -> int:
     options = parser.parse_args()
     is_vllm = options.engine == "vllm"
     known: list[str] = [*SYSTEMS] if is_vllm else [*LANES]
-    faults: list[str] = [*FAULTS] if is_vllm else [*REFERENCE_FAULTS]
+    faults: list[str] = [*FAULTS] if is_vllm else [*ALL_REFERENCE_FAULTS]
     for what, asked, there in (
         ("--system", options.system or known, known),
         ("--fault", options.fault or faults, faults),

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,10 +21,21 @@ from pushkv.core.effects import ProducerAddress
 from pushkv.core.ids import seconds
 from pushkv.testing.reference_engine import ReferenceCache, Role, generate
 
+from .detour import Detour
 from .fleet import Answer
 from .rows import Row
 
-__all__ = ["ACTIONS", "LANES", "MOMENTS", "REFERENCE_FAULTS", "Stage", "one_run"]
+__all__ = [
+    "ACTIONS",
+    "LANES",
+    "MOMENTS",
+    "REFERENCE_FAULTS",
+    "Fault",
+    "Run",
+    "Stage",
+    "one_run",
+    "restored",
+]
 
 LANES: dict[str, dict[str, Any]] = {
     "default": {},
@@ -48,11 +59,20 @@ PATIENT = {
 
 @define
 class Stage:
-    """Warm engines of one lane; those that a fault has ended are started when they are needed."""
+    """Warm engines of one lane; those that a fault has ended are started when they are needed.
+
+    Attributes:
+        special: What engines of these names are started with beside the usual: arguments of
+            `NixlNode`.
+        kept: Whatever is to be closed with the stage.
+    """
 
     lane: str
     nodes: dict[str, NixlNode] = field(factory=dict)
-    ports: dict[str, int] = field(factory=dict)
+    addresses: dict[str, ProducerAddress] = field(factory=dict)
+    special: dict[str, Callable[[Stage], dict[str, Any]]] = field(factory=dict)
+    kept: ExitStack = field(factory=ExitStack)
+    detours: dict[tuple[str, int], Detour] = field(factory=dict)
     count: int = 0
 
     def __enter__(self) -> Self:
@@ -66,19 +86,33 @@ class Stage:
     ) -> None:
         for node in self.nodes.values():
             node.kill()
+        self.kept.close()
 
     def node(self, name: str) -> NixlNode:
         """The engine of that name, started on the port it had before."""
         if name not in self.nodes:
+            special = self.special.get(name)
+            more = {} if special is None else special(self)
             options = {**LANES[self.lane], "death_bound_s": DEATH_BOUND_S}
-            port = self.ports.get(name, 0)
-            self.nodes[name] = NixlNode(name, port, PATIENT, LAYERS, options).ready()
-            self.ports[name] = self.nodes[name].address.port
+            options |= more.pop("options", {})
+            changes = {**PATIENT, **more.pop("changes", {})}
+            port = self.addresses[name].port if name in self.addresses else 0
+            self.nodes[name] = NixlNode(name, port, changes, LAYERS, options, **more).ready()
+            self.addresses[name] = self.nodes[name].address
         return self.nodes[name]
 
     def lose(self, name: str) -> None:
         """``kill -9``, and wait for its end."""
         self.nodes.pop(name).kill()
+
+    def detour(self, name: str, buffer_bytes: int = 0) -> Detour:
+        """A proxy before the engine of that name, with sockets that keep about so much."""
+        key = name, buffer_bytes
+        if key not in self.detours:
+            self.node(name)
+            detour = Detour(self.address(name), buffer_bytes)
+            self.detours[key] = self.kept.enter_context(detour)
+        return self.detours[key]
 
     def transfer(self) -> tuple[str, tuple[int, ...]]:
         """A new name and a new prompt."""
@@ -88,9 +122,7 @@ class Stage:
 
     def address(self, name: str) -> ProducerAddress:
         """Where an engine is, or was."""
-        if name in self.nodes:
-            self.ports[name] = self.nodes[name].address.port
-        return ProducerAddress("127.0.0.1", self.ports[name])
+        return self.addresses[name]
 
 
 def right(prompt: tuple[int, ...]) -> tuple[int, ...]:
@@ -103,39 +135,58 @@ def right(prompt: tuple[int, ...]) -> tuple[int, ...]:
 
 @define
 class Run:
-    """One request of a client, and what is done to the engines that serve it."""
+    """One request of a client, and what is done to the engines that serve it.
+
+    Attributes:
+        producer: The engine of its prefill leg, unless another one is named.
+        decoder: The same of its decode leg.
+        via: Where the consumer dials instead of the producer.
+        since: When the decode leg of each request was sent first, in seconds (monotonic).
+        delivered: How many of the answers came from KV that was transferred.
+        problems: What else is wrong with the engines now.
+    """
 
     stage: Stage
+    producer: str = "P"
+    decoder: str = "D"
+    via: ProducerAddress | None = None
     name: str = ""
     prompt: tuple[int, ...] = ()
     answers: list[tuple[tuple[int, ...], Answer]] = field(factory=list)
+    since: dict[str, float] = field(factory=dict)
+    delivered: int = 0
+    problems: list[str] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
-        for each in ("P", "D"):
+        for each in (self.producer, self.decoder):
             self.stage.node(each)
         self.name, self.prompt = self.stage.transfer()
 
-    def consume(self, decoder: str = "D", producer: str = "P") -> None:
+    def consume(self, decoder: str = "", producer: str = "") -> None:
         """Send the decode leg."""
-        address = self.stage.address(producer)
-        node = self.stage.node(decoder)
+        self.since.setdefault(self.name, time.monotonic())
+        address = self.via or self.stage.address(producer or self.producer)
+        node = self.stage.node(decoder or self.decoder)
         node.call("submit", self.name, self.prompt, Role.CONSUME, TOKENS, address)
 
-    def produce(self, producer: str = "P") -> None:
+    def produce(self, producer: str = "") -> None:
         """Send the prefill leg."""
-        self.stage.node(producer).call("submit", self.name, self.prompt, Role.PRODUCE)
+        node = self.stage.node(producer or self.producer)
+        node.call("submit", self.name, self.prompt, Role.PRODUCE)
 
-    def result(self, decoder: str = "D") -> None:
+    def result(self, decoder: str = "") -> None:
         """Wait for the client's answer."""
-        began = time.monotonic()
         try:
-            generation = self.stage.nodes[decoder].call("result", self.name)
+            generation = self.stage.nodes[decoder or self.decoder].call("result", self.name)
             answer = Answer((generation.tokens,))
+            self.delivered += not generation.prefilled
         except (AssertionError, EOFError, OSError, KeyError) as error:
             answer = Answer(error=repr(error)[:200])
         except TimeoutError:
             answer = Answer()
-        answer = evolve(answer, after_s=time.monotonic() - began)
+        waited_s = time.monotonic() - self.since[self.name]
+        in_time = answer if waited_s <= ANSWER_S else Answer()
+        answer = evolve(in_time, after_s=waited_s)
         self.answers.append((self.prompt, answer))
 
     def bring_to(self, moment: str, delay_s: float) -> None:
@@ -283,7 +334,10 @@ def storm(stage: Stage, delay_s: float) -> Run:
     return run
 
 
-REFERENCE_FAULTS: dict[str, Callable[[Stage, float], Run]] = {
+Fault = Callable[[Stage, float], Run]
+"""Does it, with a delay in seconds that is another one in each run."""
+
+REFERENCE_FAULTS: dict[str, Fault] = {
     f"{victim} {action}, {moment}": at_moment(action, victim, moment)
     for action in ACTIONS
     for victim in ("P", "D")
@@ -298,18 +352,16 @@ REFERENCE_FAULTS: dict[str, Callable[[Stage, float], Run]] = {
 }
 
 
-def one_run(stage: Stage, fault: str, seed: int) -> Row:
+def one_run(
+    stage: Stage, fault: str, seed: int, faults: Mapping[str, Fault] = REFERENCE_FAULTS
+) -> Row:
     """One run of one fault; every engine is healthy before, and need not be after."""
     delay_s = random.Random(seed).uniform(0, 0.15)
-    run = REFERENCE_FAULTS[fault](stage, delay_s)
+    run = faults[fault](stage, delay_s)
     fits = [answer.tokens == (right(prompt),) for prompt, answer in run.answers]
     wrong = [answer.tokens and not fit for (_, answer), fit in zip(run.answers, fits, strict=True)]
     left = {name: _left(node) for name, node in stage.nodes.items()}
-    probe = Run(stage)
-    probe.consume()
-    probe.produce()
-    probe.result()
-    healthy = probe.answers[0][1].tokens == (right(probe.prompt),)
+    healthy = restored(run) and not run.problems
     leaked = sum(left.values())
     if leaked or not healthy:
         for name in tuple(stage.nodes):
@@ -329,9 +381,25 @@ def one_run(stage: Stage, fault: str, seed: int) -> Row:
             dict.fromkeys(
                 [answer.error for _, answer in run.answers if answer.error]
                 + [f"{name}: {count} blocks lost" for name, count in left.items() if count]
+                + run.problems
             )
         ),
     )
+
+
+def restored(run: Run) -> bool:
+    """Whether a transfer between the same engines is delivered again before long."""
+    deadline = time.monotonic() + BACK_S
+    while True:
+        probe = Run(run.stage, run.producer, run.decoder, run.via)
+        probe.consume()
+        probe.produce()
+        probe.result()
+        ((prompt, answer),) = probe.answers
+        if answer.tokens != (right(prompt),):
+            return False
+        if probe.delivered or time.monotonic() > deadline:
+            return bool(probe.delivered)
 
 
 def _left(node: NixlNode) -> int:

@@ -6,12 +6,15 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from typing import Any, Self
+from unittest.mock import patch
 
 import numpy as np
 from attrs import evolve
+from tests.runtime.descriptors import few_descriptors
 from tests.runtime.node import QUICK
 
 from pushkv.core.effects import ProducerAddress
@@ -49,6 +52,7 @@ class _Child:
         self.engine = ReferenceEngine(self.cache, self.runtime.bridge)
         self.engine.start()
         self.results: dict[str, Any] = {}
+        self.short = ExitStack()
 
     def address(self) -> tuple[str, int]:
         return self.runtime.address
@@ -80,6 +84,25 @@ class _Child:
     def counters(self) -> dict[str, int]:
         return dict(self.runtime.counters)
 
+    def open_writes(self) -> int:
+        """WRITEs under way from here."""
+        loop = self.runtime._loop
+        return 0 if loop is None else loop._outbound.open_writes
+
+    def descriptors(self) -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    def use_up_descriptors(self, leave: int) -> None:
+        """Of the descriptors that this process may have, leave so many."""
+        self.short.enter_context(few_descriptors(leave))
+
+    def give_descriptors_back(self) -> None:
+        self.short.close()
+
+    def step_clock(self, step: int) -> None:
+        """Where it was started with a clock that can be stepped: nanoseconds."""
+        self.runtime.config.clock.step(step)  # type: ignore[attr-defined]
+
     def round_trips_ms(self, count: int, address: ProducerAddress) -> list[float]:
         """From the submission of one-block requests to their only token, in milliseconds."""
         taken = []
@@ -96,8 +119,10 @@ class _Child:
         return stopped
 
 
-def _serve(pipe: Connection, *arguments: Any) -> None:
+def _serve(pipe: Connection, prepare: Callable[[], None] | None, *arguments: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if prepare is not None:
+        prepare()
     child = _Child(*arguments)
     pipe.send((True, None))
     while True:
@@ -112,7 +137,10 @@ def _serve(pipe: Connection, *arguments: Any) -> None:
 
 
 class NixlNode:
-    """The test's handle; a context that leaves no process behind."""
+    """The test's handle; a context that leaves no process behind.
+
+    `prepare` is called in the process before anything else; `environment` is added to its own.
+    """
 
     def __init__(
         self,
@@ -121,13 +149,18 @@ class NixlNode:
         changes: Mapping[str, Any] | None = None,
         layers: int = 2,
         options: Mapping[str, Any] | None = None,
+        *,
+        prepare: Callable[[], None] | None = None,
+        environment: Mapping[str, str] | None = None,
         **more: Any,
     ) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        arguments = (theirs, name, port, changes or {}, layers, options or BOUNDED, more)
+        about = (name, port, changes or {}, layers, options or BOUNDED, more)
+        arguments = (theirs, prepare, *about)
         self.process = context.Process(target=_serve, args=arguments, daemon=True)
-        self.process.start()
+        with patch.dict(os.environ, environment or {}):
+            self.process.start()
         theirs.close()
 
     def __enter__(self) -> Self:
