@@ -154,7 +154,8 @@ class Fleet:
             "model": "tiny",
             "prompt": prompt,
             "max_tokens": tokens,
-            "temperature": 0,
+            "temperature": 0 if samples == 1 else 1,  # greedy sampling takes no more than one
+            "top_k": 1,
             "ignore_eos": True,
             "return_token_ids": True,
             "n": samples,
