@@ -25,6 +25,8 @@ from pushkv.testing.reference_engine import ReferenceCache, ReferenceEngine, Rol
 from pushkv.transport import load_transport
 
 ANSWER_S = 30.0
+START_S = 120.0
+"""A loaded machine takes its time to import NIXL in several processes at once."""
 BLOCKS = 256
 DEATH_BOUND_S = 0.5
 BOUNDED = {"death_bound_s": DEATH_BOUND_S}
@@ -170,7 +172,7 @@ class NixlNode:
         self.kill()
 
     def ready(self) -> NixlNode:
-        self._answer("start")
+        self._answer("start", START_S)
         return self
 
     @property
@@ -181,8 +183,8 @@ class NixlNode:
         self._pipe.send((name, order))
         return self._answer(name)
 
-    def _answer(self, name: str) -> Any:
-        if not self._pipe.poll(ANSWER_S + 5):
+    def _answer(self, name: str, within_s: float = ANSWER_S + 5) -> Any:
+        if not self._pipe.poll(within_s):
             raise TimeoutError(f"{name} did not answer")
         fine, answer = self._pipe.recv()
         if not fine:
