@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import anyio
 from attrs import define, field
@@ -97,6 +98,21 @@ async def killed_prefill_during(scene: Scene) -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(scene.client, prompt, new_name())
         await anyio.sleep(0.25)
+        scene.kill("prefill")
+
+
+async def killed_prefill_registered(scene: Scene) -> None:
+    """Decode has registered, or knows where to pull from, and waits; then prefill is killed."""
+    prompt, name, fleet = await scene.prompt(LONG), new_name(), scene.fleet
+    async with anyio.create_task_group() as tasks:
+        if fleet.system.decode is None:
+            tasks.start_soon(scene.client, prompt, name)
+        else:
+            tasks.start_soon(scene.decode_only, prompt, name)
+            await anyio.sleep(2)
+            params = fleet.system.prefill(name)
+            tasks.start_soon(partial(fleet.ask, "prefill", prompt, params, request=name, tokens=1))
+        await anyio.sleep(0.15)
         scene.kill("prefill")
 
 
@@ -258,6 +274,7 @@ async def aborted_prefill(scene: Scene) -> None:
 FAULTS: dict[str, Callable[[Scene], Awaitable[None]]] = {
     "prefill killed before": killed_prefill_before,
     "prefill killed while it computes": killed_prefill_during,
+    "prefill killed, decode registered": killed_prefill_registered,
     "prefill killed once finished": killed_prefill_after,
     "prefill stopped for 8 s": stopped_prefill,
     "prefill leg given up": aborted_prefill,
