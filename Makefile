@@ -115,8 +115,12 @@ docs-tables: $(PROJECT) ## Write docs/machines.md from the tables that run
 	@$(PYTHON) -m pushkv.tables_page docs/machines.md
 
 .PHONY: scenarios
-scenarios: $(PROJECT) ## Write into tests/scenarios what comes out of each script
-	@$(PYTHON) -m pushkv.testing.scenario --rewrite tests/scenarios/*.txt
+scenarios: $(PROJECT) ## Write into the scenario scripts what comes out of each
+	@$(PYTHON) -m pushkv.testing.scenario --rewrite tests/scenarios/*.txt tests/check/rows/*.txt
+
+.PHONY: mutants
+mutants: $(PROJECT) ## Find out who misses what of the protocol, and keep it in tests/check
+	@$(VENV)/bin/pushkv check --mutants --keep
 
 .PHONY: clean distclean
 clean: ## Remove caches and build outputs

@@ -18,7 +18,7 @@ from pushkv.check.runner import Limits, check_one
 from pushkv.check.script import HoldsError, ImpossibleError, without
 from pushkv.check.scripts import find, scripts
 from pushkv.check.taken_out import TAKEN_OUT
-from pushkv.check.trials import Baseline, Fate, baseline_of, try_one
+from pushkv.check.trials import Baseline, Fate, searched, try_one
 from pushkv.core import rules
 from pushkv.core.consumer import ConsumerStatus
 from pushkv.core.consumer_table import CONSUMER
@@ -121,7 +121,7 @@ def test_nothing_stays_taken_out() -> None:
 
 def fate_of(name: str, configuration: str) -> Fate:
     chosen = by_name(configuration)
-    return try_one(mutants()[name], baseline_of([chosen]))
+    return try_one(mutants()[name], Baseline((), (searched(chosen),)))
 
 
 def test_a_row_that_matters_is_killed() -> None:

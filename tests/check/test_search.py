@@ -40,6 +40,8 @@ from pushkv.core.request import REQUEST
 ROOT = Path(__file__).parents[2]
 QUICK = (
     "delivers-in-time",
+    "suspected",
+    "ends-relinked",
     "streaming-unknown",
     "asked-while-retrying",
     "asked-when-done",

@@ -22,6 +22,7 @@ IGNORED = frozenset(
     {
         "consumer.settling/Complete",
         "consumer.settling/Failed",
+        "consumer.settling/Withdrawn",
         "consumer.revoking/Progress",
         "consumer.quarantined/Registered",
         "consumer.quarantined/Progress",

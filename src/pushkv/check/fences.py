@@ -60,28 +60,29 @@ NAMED = (
 
 @frozen
 class Fence:
-    """One fence of one row: what it is, and how to take it out."""
+    """One fence of one row.
+
+    Attributes:
+        apply: How to take it out.
+        row: The row without it; None for a fence around the row, which keeps it from firing.
+    """
 
     what: str
     apply: Callable[[Patch], None]
+    row: Row | None = None
 
 
 def fences_of(table: Table[Any], row: Row) -> tuple[Fence, ...]:
     """The fences of an acting row: conditions in its order, then names."""
     assert row.action is not None, "only rows that act have fences"
-    found = [
-        Fence(what, _acting(table, row, action)) for what, action in _conditions(row, row.action)
-    ]
+    found = [_acting(table, row, what, action) for what, action in _conditions(row, row.action)]
     return (*found, *_names(table, row))
 
 
-def _acting(table: Table[Any], row: Row, action: Action) -> Callable[[Patch], None]:
+def _acting(table: Table[Any], row: Row, what: str, action: Action) -> Fence:
     """In this row `action` runs, and may end anywhere."""
-
-    def apply(patch: Patch) -> None:
-        patch.row(table, evolve(row, action=action, targets=frozenset(table.statuses)))
-
-    return apply
+    without = evolve(row, action=action, targets=frozenset(table.statuses))
+    return Fence(what, lambda patch: patch.row(table, without), without)
 
 
 # -- conditions within an action
@@ -302,7 +303,7 @@ def _named_another(table: Table[Any], row: Row) -> Iterable[Fence]:
             )
         return real(state, evolve(event, attempt=mine), now, rules)
 
-    yield Fence("of another attempt", _acting(table, row, action))
+    yield _acting(table, row, "of another attempt", action)
 
 
 def _closed_by_another(row: Row) -> Callable[[Patch], None]:

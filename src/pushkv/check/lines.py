@@ -56,6 +56,7 @@ _ENGINE = {
     "take_back": "reclaims",
     "readmit": "readmits",
     "arrive": "gets",
+    "compute": "computes",
     "abort": "aborts",
     "preempt": "preempts",
     "yield": "yields",

@@ -6,9 +6,10 @@ fences, a rule not in force, or another mistake. What becomes of them is found o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 from attrs import evolve, frozen
@@ -33,12 +34,14 @@ class Mutant:
     Attributes:
         rule: Which rule it concerns, such as "R1"; "row" for rows of tables.
         fires: Rows that must fire for it to matter, as (table, row); empty for any.
+        row: The row that replaces another, where that is all.
     """
 
     name: str
     rule: str
     fires: tuple[tuple[str, str], ...]
     apply: Callable[[Patch], None]
+    row: Row | None = None
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
@@ -73,19 +76,22 @@ def _stays(row: Row, table: Table[Any]) -> Row:
     return evolve(row, action=astray, targets=frozenset(statuses))
 
 
-def _of_row(table: Table[Any], row: Row) -> Iterator[Mutant]:
+def _replaced(table: Table[Any], kind: str, row: Row) -> Mutant:
     fires = ((table.name, row.name),)
-    yield Mutant(
-        f"dropped: {row.name}", "row", fires, lambda patch: patch.row(table, _ignored(row))
-    )
-    yield Mutant(
-        f"retargeted: {row.name}", "row", fires, lambda patch: patch.row(table, _stays(row, table))
-    )
+    return Mutant(f"{kind}: {row.name}", "row", fires, lambda patch: patch.row(table, row), row)
+
+
+def _of_row(table: Table[Any], row: Row) -> Iterator[Mutant]:
+    yield _replaced(table, "dropped", _ignored(row))
+    yield _replaced(table, "retargeted", _stays(row, table))
     for fence in fences_of(table, row):
         what = fence.what if len(fence.what) <= WORDS_MOST else f"{fence.what[:WORDS_MOST]}…"
-        yield Mutant(f"unfenced: {row.name}: {what}", "row", fires, fence.apply)
+        name = f"unfenced: {row.name}: {what}"
+        fires = ((table.name, row.name),) if fence.row is not None else ()
+        yield Mutant(name, "row", fires, fence.apply, fence.row)
 
 
+@cache
 def of_rows() -> tuple[Mutant, ...]:
     """Each acting row of each table dropped, retargeted, and without each of its fences."""
     return tuple(
@@ -102,6 +108,7 @@ def of_rules() -> tuple[Mutant, ...]:
     return tuple(Mutant(name, rule_of(name), (), apply) for name, apply in KNOWN.items())
 
 
-def mutants() -> dict[str, Mutant]:
-    """All of them, by name: rules first."""
+@cache
+def mutants() -> Mapping[str, Mutant]:
+    """All of them, by name: rules first. To be called first while none is in force."""
     return {each.name: each for each in (*of_rules(), *of_rows())}

@@ -33,7 +33,7 @@ from pushkv.core.effects import (
     WriterJoined,
 )
 from pushkv.core.endpoint import Endpoint, Identity
-from pushkv.core.events import ArrivalSeen, Event, MessageReceived, Tick
+from pushkv.core.events import ArrivalSeen, ConnectionClosed, Event, MessageReceived, Tick
 from pushkv.core.ids import FOREVER, AttemptId, EngineId, Epoch, Incarnation, Instant, Worker
 from pushkv.core.link import LINK, LinkStatus
 from pushkv.core.machines import StepRecord, Store
@@ -44,7 +44,7 @@ from pushkv.core.request import REQUEST, RequestStatus
 from pushkv.core.table import replace
 
 from .configurations import Configuration
-from .properties import INPUT, judged
+from .properties import INPUT, judged, moved, wanted
 from .snapshot import NOW, EndpointState, aged, freeze, older, thaw
 
 __all__ = ["Fire", "Node", "Nodes", "Offer", "Slot", "Stage", "Step"]
@@ -323,6 +323,9 @@ class Nodes:
             if not mine:
                 left.append(effect)
         broken.extend(_exposed(after))
+        broken.extend(wanted(after.endpoint))
+        if isinstance(event, ConnectionClosed) and event.connection is not None:
+            broken.extend(moved(node.endpoint, after.endpoint, event.connection))
         return Step(after, tuple(left), tuple(broken))
 
     def _twice(self, endpoint: Endpoint, event: Event, after: Node) -> list[tuple[str, str]]:

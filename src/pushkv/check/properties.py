@@ -16,19 +16,24 @@ from pushkv.core.effects import (
 from pushkv.core.events import (
     ArrivalSeen,
     Cancelled,
+    Closed,
     Event,
     MessageReceived,
+    Opened,
     TakenBack,
     WriteClosed,
 )
 from pushkv.core.ids import AttemptId
+from pushkv.core.link import LINK, LinkStatus
 from pushkv.core.machines import StepRecord
 from pushkv.core.messages import Failed, Query, Reason, Revoke
 from pushkv.core.producer import EXPIRED, NOTIFYING
 from pushkv.core.producer_table import PRODUCER
 from pushkv.core.request import REQUEST, RequestStatus
 
-__all__ = ["INPUT", "judged"]
+from .snapshot import EndpointState
+
+__all__ = ["INPUT", "judged", "moved", "wanted"]
 
 Broken = list[tuple[str, str]]
 
@@ -53,6 +58,7 @@ def judged(
     for record in records:
         broken += _fenced(record)
         broken += _answered(record)
+        broken += _greeted(record)
     if isinstance(event, INPUT):
         broken += _counted(event, same, records, effects)
     for effect in effects:
@@ -90,6 +96,19 @@ def _answered(record: StepRecord) -> Broken:
         after = getattr(record.after, "status", None)
         if after not in HEEDED:
             return [("I7", f"{record.row.name} stays {after}")]
+    return []
+
+
+def _greeted(record: StepRecord) -> Broken:
+    """Who greets last has the link; one that is suspected is over when its socket is closed."""
+    if record.machine != LINK.name:
+        return []
+    before, after = (getattr(each, "status", None) for each in (record.before, record.after))
+    if isinstance(record.event, Opened) and after is not LinkStatus.UP:
+        return [("links", f"{record.row.name} leaves it {after}")]
+    left = before is LinkStatus.SUSPECT and after is not LinkStatus.SUSPECT
+    if left and not isinstance(record.event, Opened | Closed):
+        return [("links", f"{record.row.name} leaves it {after}")]
     return []
 
 
@@ -154,3 +173,21 @@ def _accounted(told: SourceReleased, records: Sequence[StepRecord]) -> Broken:
     if told.reason is None and after is not NOTIFYING:
         return [("I8", f"the source of {told.transfer} is given up without a reason")]
     return []
+
+
+def wanted(state: EndpointState) -> Broken:
+    """A link is dialled again for as long as some attempt waits for it, and no longer."""
+    used = {key for key, attempts in state.by_link if attempts}
+    asked = {key for key, link in state.links if link.wanted}
+    wrong = used ^ asked
+    return [("links", f"{len(used)} links are used, {len(asked)} wanted")] if wrong else []
+
+
+def moved(before: EndpointState, after: EndpointState, closed: int) -> Broken:
+    """The end of a connection moves no link that has another one."""
+    current, later = dict(before.current), dict(after.links)
+    return [
+        ("links", f"the end of connection {closed} moves a link that has {current[key]}")
+        for key, link in before.links
+        if current.get(key, closed) != closed and later.get(key) != link
+    ]

@@ -14,6 +14,7 @@ from pushkv.core.ids import Instant
 from pushkv.core.table import Rules, Step, Table
 from pushkv.testing.scenario import run
 
+from .felt import feeling
 from .patch import Patch
 
 __all__ = ["FOLDERS", "Script", "find", "scripts"]
@@ -30,12 +31,14 @@ class Script:
     Attributes:
         steps: Steps of all machines.
         rows: Rows that fired, as (table, row).
+        felt: Mutants of rows that make a difference in it; see `felt`.
     """
 
     name: str
     text: str = field(repr=False)
     steps: int = 0
     rows: frozenset[tuple[str, str]] = field(default=frozenset(), repr=False)
+    felt: frozenset[str] = field(default=frozenset(), repr=False)
 
     def broken(self) -> str:
         """What is otherwise than it is written; "" for nothing."""
@@ -104,10 +107,11 @@ def _measured(path: Path) -> Script:
         rows.add((table.name, step.row.name))
 
     patch = Patch()
-    _watched(patch, watch)
-    try:
-        out = run(text)
-    finally:
-        patch.undo()
+    with feeling() as felt:
+        _watched(patch, watch)
+        try:
+            out = run(text)
+        finally:
+            patch.undo()
     assert out == text, f"{path.name} does not come out as it is written"
-    return Script(path.stem, text, steps, frozenset(rows))
+    return Script(path.stem, text, steps, frozenset(rows), frozenset(felt))

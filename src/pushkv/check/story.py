@@ -26,6 +26,7 @@ PROPERTIES = {
     "I6": "nothing of another attempt or incarnation is acted on",
     "I7": "whoever asks is answered, whoever gives up is heeded, and nobody waits without an end",
     "I8": "every failure has one reason, that of whoever failed",
+    "links": "a link is dialled for as long as an attempt waits for it; who greets last has it",
     "no exception": "no event is illegal, and nothing raises",
     "ends": "under fairness every request ends, and its blocks come back",
 }

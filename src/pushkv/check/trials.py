@@ -2,11 +2,12 @@
 
 Scenario scripts come first, since they take no time: one that does not come out as it is written
 kills. Then every configuration that fires the row is searched, the smallest first, until a property
-breaks, "sometimes" included: every row that the configuration reaches is reached. Rules are first
-looked for where they are known to be missed, so that each has its shortest trace. Where nothing
-breaks, every configuration has exactly the states, by a digest over all of them, and as many edges
-as before, and some configuration gets there at all, the mutant is equivalent within these bounds.
-What is left survives.
+breaks, "sometimes" included: every row that the configuration reaches is reached. Neither is done
+where a mutant of a row makes no difference at any step of the run without it (`felt`): it would be
+the same run. Rules are first looked for where they are known to be missed, so that each has its
+shortest trace. Where nothing breaks, every configuration has exactly the states, by a digest over
+all of them, and as many edges as before, and some configuration or script gets there at all, the
+mutant is equivalent within these bounds. What is left survives.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from concurrent.futures import as_completed
 from attrs import evolve, frozen
 
 from .configurations import STANDARD, Configuration
+from .felt import feeling
 from .known import MISSED_IN
 from .mutants import Mutant, mutants
 from .pool import workers
 from .runner import Limits, Report, check_one
 from .scripts import Script, scripts
 
-__all__ = ["Baseline", "Fate", "baseline_of", "run", "try_one"]
+__all__ = ["Baseline", "Fate", "Searched", "run", "searched", "try_one"]
 
 HUNT_STATES = 50_000
 
@@ -59,18 +61,27 @@ class Fate:
 
 
 @frozen
+class Searched:
+    """What the search of a configuration comes to, and which mutants of rows are felt in it."""
+
+    configuration: Configuration
+    report: Report
+    felt: frozenset[str]
+
+
+@frozen
 class Baseline:
     """What scripts and searches come to while nothing is taken out."""
 
     scripts: tuple[Script, ...]
-    searches: tuple[tuple[Configuration, Report], ...]
+    searches: tuple[Searched, ...]
 
 
-def baseline_of(
-    configurations: Sequence[Configuration], scripts: Sequence[Script] = ()
-) -> Baseline:
-    """Search the configurations, with fingerprints, in this process."""
-    return Baseline(tuple(scripts), tuple((each, _search(each)) for each in configurations))
+def searched(configuration: Configuration) -> Searched:
+    """Search a configuration with nothing taken out, in this process."""
+    with feeling() as felt:
+        report = check_one(configuration, fingerprint=True)
+    return Searched(configuration, report, frozenset(felt))
 
 
 def try_one(mutant: Mutant, baseline: Baseline) -> Fate:
@@ -82,16 +93,21 @@ def try_one(mutant: Mutant, baseline: Baseline) -> Fate:
     if not fate.by:
         fate = _in_scripts(mutant, fate, baseline.scripts)
     if not fate.by:
-        fate = _in_searches(mutant, fate, baseline.searches)
+        fate = _in_searches(mutant, fate, baseline)
     if fate.by or mutant.rule == "row":
         return fate
-    known = {here, *(each.name for each, _ in baseline.searches)}
+    known = {here, *(each.configuration.name for each in baseline.searches)}
     return _hunt(mutant, fate, [each for each in STANDARD if each.name not in known])
+
+
+def _felt(mutant: Mutant, felt: frozenset[str]) -> bool:
+    """Whether a run may be another one with the mutant in force."""
+    return mutant.row is None or mutant.name in felt
 
 
 def _in_scripts(mutant: Mutant, fate: Fate, scripts: Sequence[Script]) -> Fate:
     for script in scripts:
-        if mutant.fires and not script.rows.intersection(mutant.fires):
+        if not _felt(mutant, script.felt):
             continue
         with mutant.in_force():
             broken = script.broken()
@@ -100,19 +116,18 @@ def _in_scripts(mutant: Mutant, fate: Fate, scripts: Sequence[Script]) -> Fate:
     return fate
 
 
-def _in_searches(
-    mutant: Mutant, fate: Fate, searches: Sequence[tuple[Configuration, Report]]
-) -> Fate:
-    same, fired = True, False
-    for configuration, before in sorted(searches, key=lambda each: each[1].states):
-        if mutant.fires and not before.rows.intersection(mutant.fires):
+def _in_searches(mutant: Mutant, fate: Fate, baseline: Baseline) -> Fate:
+    fires = frozenset(mutant.fires)
+    same, fired = True, not fires or any(fires & script.rows for script in baseline.scripts)
+    for search in sorted(baseline.searches, key=lambda each: each.report.states):
+        before, name = search.report, search.configuration.name
+        fired = fired or bool(fires & before.rows)
+        if not _felt(mutant, search.felt):
             continue
-        fired = True
         limits = Limits(states=4 * before.states + 10_000)
-        name = configuration.name
         try:
             with mutant.in_force():
-                report = check_one(configuration, limits, fingerprint=True)
+                report = check_one(search.configuration, limits, fingerprint=True)
         except Exception as error:  # noqa: BLE001 - whatever it breaks, it breaks
             return evolve(fate, where=name, by="no exception", story=repr(error))
         for told in report.violations:
@@ -142,10 +157,6 @@ def _hunt(mutant: Mutant, fate: Fate, configurations: Sequence[Configuration]) -
     return fate
 
 
-def _search(configuration: Configuration) -> Report:
-    return check_one(configuration, fingerprint=True)
-
-
 def _try(name: str, baseline: Baseline) -> Fate:
     return try_one(mutants()[name], baseline)
 
@@ -163,11 +174,13 @@ def run(
     `done` hears of each that was tried. Blocks until all are tried.
     """
     fates = dict(known or {})
+    rules = {name for name, each in mutants().items() if each.rule != "row"}
     left = [name for name in names if name not in fates]
+    left.sort(key=lambda name: name in rules)  # those first that take the least time
     if left:
         with workers(jobs) as pool:
-            before = list(pool.map(_search, configurations))
-            baseline = Baseline(scripts(), tuple(zip(configurations, before, strict=True)))
+            before = pool.map(searched, configurations)
+            baseline = Baseline(scripts(), tuple(before))
             trials = [pool.submit(_try, name, baseline) for name in left]
             for trial in as_completed(trials):
                 fate = trial.result()

@@ -58,7 +58,7 @@ def check_command(
     checkpoints: Annotated[
         Path | None,
         typer.Option(
-            help="With --deep: put the searches down there, and take them up from there. "
+            help="With --deep or --mutants: put what is found down there, and take it up again. "
             "The files are pickles: use your own only.",
             file_okay=False,
         ),
@@ -69,6 +69,12 @@ def check_command(
     mutants: Annotated[
         bool,
         typer.Option("--mutants", help="Take each rule and each row out, and see what breaks."),
+    ] = False,
+    keep: Annotated[
+        bool,
+        typer.Option(
+            "--keep", help="With --mutants: keep what becomes of them in the source's tests."
+        ),
     ] = False,
     without: WithoutOption = "",
     scenarios: ScenariosOption = None,
@@ -91,7 +97,7 @@ def check_command(
         if replay is not None:
             passed = run_replay(replay)
         elif mutants:
-            passed = run_mutants(jobs=jobs, out=json)
+            passed = run_mutants(jobs=jobs, out=json, checkpoints=checkpoints, keep=keep)
         else:
             passed = run_check(
                 config or (),

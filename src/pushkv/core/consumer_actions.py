@@ -244,13 +244,6 @@ def withdraw(state: Consumer, event: Withdrawn, now: Instant, rules: Rules) -> R
     return _revoke(state, now, rules, event.reason)
 
 
-def withdraw_settling(
-    state: Consumer, event: Withdrawn, now: Instant, rules: Rules
-) -> Result[Consumer]:
-    """The verdict is in already; remember only that nobody wants it."""
-    return _tell(state, MemberOutcome.WITHDRAWN, event.reason)
-
-
 def proof(
     state: Consumer, event: WriterGone | Proven, now: Instant, rules: Rules
 ) -> Result[Consumer]:

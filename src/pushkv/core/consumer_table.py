@@ -189,7 +189,7 @@ def _wish_rows(table: Table[Consumer]) -> None:
         do=act.withdraw,
         why="R1: blocks stay until the verdict",
     )
-    on(SETTLING, Withdrawn, to=SETTLING, do=act.withdraw_settling, why="a cancel is remembered")
+    ignore(SETTLING, Withdrawn, why="the verdict is in; the request has told its own outcome")
     ignore((REVOKING, QUARANTINED), Withdrawn, why="the outcome is told already")
 
     proof = "R14: a proof, and nothing less, ends the danger"

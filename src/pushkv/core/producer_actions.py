@@ -268,9 +268,14 @@ def link_down(state: Producer, event: LinkDown, now: Instant, rules: Rules) -> R
     """R11: nothing more for registrations made over it; what is remembered survives."""
     if state.registration is None or state.registration.epoch != event.epoch:
         return state, ()
-    if state.status is DRAINING:
-        return replace(state, answer=False), ()
     return drain(state, now, rules, Reason.LINK_LOST, answer=False)
+
+
+def link_down_draining(
+    state: Producer, event: LinkDown, now: Instant, rules: Rules
+) -> Result[Producer]:
+    """Nobody hears the verdict; whoever has not given up asks for it over the next link."""
+    return replace(state, answer=False), ()
 
 
 def permitted(state: Producer, event: Permitted, now: Instant, rules: Rules) -> Result[Producer]:

@@ -223,7 +223,9 @@ def _consumer_rows(table: Table[Producer]) -> None:
 
 def _link_rows(table: Table[Producer]) -> None:
     on, ignore = table.on, table.ignore
-    for status in (each for each in LIVE if each is not HOLDING):
+    for status in LIVE:
+        if status in (HOLDING, DRAINING):
+            continue
         on(
             status,
             LinkDown,
@@ -231,6 +233,13 @@ def _link_rows(table: Table[Producer]) -> None:
             do=act.link_down,
             why="R11: nothing more is posted for registrations made over it",
         )
+    on(
+        DRAINING,
+        LinkDown,
+        to=DRAINING,
+        do=act.link_down_draining,
+        why="R11: the verdict is asked for over the next link",
+    )
     ignore(HOLDING, LinkDown, why="nobody has registered over it")
     ignore(OVER, LinkDown, why="R11: what is remembered survives the link")
     for status in SERVING:

@@ -23,6 +23,7 @@ from pushkv.core.events import (
 )
 from pushkv.core.ids import EngineId, Incarnation, TransferId, Worker, seconds
 
+from .scenario_messages import ASKED, made
 from .scenario_world import ScenarioError, ToldWorld
 from .world import (
     BLOCK_TOKENS,
@@ -234,6 +235,18 @@ class Words:
             raise ScenarioError(f"{source} has sent no {kind}")
         self.world.send(self._wire(source, target), self.node(target), sent[-1])
 
+    def of_node_says(self, node: Node, kind: str, ref: str = "", to: str = "") -> None:
+        """Send a message that nothing calls for, of an attempt by name: `p says REVOKED a/7 to=d`.
+
+        The attempt is of the engine that is told, or that of `node` where consumers say such a
+        thing. COMPLETE names no part.
+        """
+        transfer, _, number = ref.partition("/")
+        other = self.node(to)
+        consumer, producer = (node, other) if kind in ASKED else (other, node)
+        message = made(kind, consumer, producer, transfer, int(number or 0))
+        self.world.send(self._wire(node.name, to), other, message)
+
     def _wire(self, one: str, other: str) -> Wire:
         return self.world.wire(self.node(one), self.node(other))
 
@@ -326,14 +339,16 @@ class Words:
         for write in self._writes(node, ref, part, closed=True):
             self.world.land(write, int(tokens) if tokens else None)
 
-    def of_node_arrives(self, node: Node, ref: str, part: str = "") -> None:
-        """The consumer's transport sees the arrivals."""
+    def of_node_arrives(self, node: Node, ref: str, part: str = "", token: str = "") -> None:
+        """The consumer's transport sees the arrivals, perhaps with a token of somebody else's."""
         for write in self._writes(node, ref, part, closed=True):
-            self.world.arrive(write)
+            self.world.arrive(write, int(token) if token else None)
 
-    def of_node_closes(self, node: Node, ref: str, outcome: str, part: str = "") -> None:
-        """The transport says how WRITEs ended: done, failed, refused or unknown."""
-        for write in self._writes(node, ref, part):
+    def of_node_closes(
+        self, node: Node, ref: str, outcome: str, part: str = "", again: str = "no"
+    ) -> None:
+        """The transport says how WRITEs ended: done, failed, refused or unknown; perhaps again."""
+        for write in self._writes(node, ref, part, closed={"yes": True, "no": False}[again]):
             self.world.close(write, outcome)
 
     def of_node_finishes(self, node: Node, ref: str, part: str = "") -> None:
