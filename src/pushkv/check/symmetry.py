@@ -112,6 +112,7 @@ class Renamer:
         self._rank = {each.name: at for at, each in enumerate(configuration.transfers)}
         self._walked = configuration.proofs
         self._token = token
+        self._fields_of: dict[type, tuple[str, ...]] = {}
         self._special: dict[type, Callable[[Any], Any]] = {
             str: lambda value: self._words.get(value, value),
             bytes: lambda value: self._digests.get(value, value),
@@ -134,12 +135,14 @@ class Renamer:
         return self._fields(value) if has(kind) else value
 
     def _fields(self, value: Any) -> Any:
-        after = evolve(
-            value, **{each.name: self(getattr(value, each.name)) for each in fields(type(value))}
-        )
-        if hasattr(after, "arrival_token"):
-            return evolve(after, arrival_token=self._token(after.attempt))
-        return after
+        kind = type(value)
+        names = self._fields_of.get(kind)
+        if names is None:
+            names = self._fields_of[kind] = tuple(each.name for each in fields(kind))
+        after = {name: self(getattr(value, name)) for name in names}
+        if "arrival_token" in after:
+            after["arrival_token"] = self._token(after["attempt"])
+        return kind(**after)
 
     def _number(self, connection: int) -> int:
         pair, count = divmod(connection, PER_PAIR)
