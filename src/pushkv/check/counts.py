@@ -27,8 +27,9 @@ ROW = re.compile(r"^\| ([\w-]+) \| .* \| ([\d,]+) \| ([\d,]+) \|$", re.MULTILINE
 
 
 def read(page: str) -> dict[str, Counts]:
-    """What `page` says, by name."""
-    return {name: (_number(states), _number(edges)) for name, states, edges in ROW.findall(page)}
+    """What the table that is made says on `page`, by name."""
+    table = page.split(BEGIN)[1].split(END)[0]
+    return {name: (_number(states), _number(edges)) for name, states, edges in ROW.findall(table)}
 
 
 def rewritten(
