@@ -28,7 +28,7 @@ ROW = re.compile(r"^\| ([\w-]+) \| .* \| ([\d,]+) \| ([\d,]+) \|$", re.MULTILINE
 
 def read(page: str) -> dict[str, Counts]:
     """What the table that is made says on `page`, by name."""
-    table = page.split(BEGIN)[1].split(END)[0]
+    table = page.split(BEGIN)[1].split(END, maxsplit=1)[0]
     return {name: (_number(states), _number(edges)) for name, states, edges in ROW.findall(table)}
 
 
