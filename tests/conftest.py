@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from importlib.util import find_spec
 
 import pytest
@@ -10,6 +11,14 @@ from hypothesis import settings
 settings.register_profile("long", deadline=None, max_examples=5_000, stateful_step_count=100)
 
 NEEDS = {"nixl": ("nixl_cu13", "nixl_cu12"), "vllm": ("vllm",)}
+
+
+def pytest_configure() -> None:
+    """Hear of Ctrl-C also where a shell started the tests in the background.
+
+    It is ignored there, and what is ignored is inherited by the commands that the tests interrupt.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
