@@ -14,15 +14,23 @@ from typer.testing import CliRunner
 
 from pushkv.cli.app import app
 from pushkv.core.errors import ConfigurationError
-from pushkv.testing.swarm import Backend, SwarmReport, SwarmSettings, run_swarm
+from pushkv.core.ids import TransferId
+from pushkv.testing.swarm import Backend, Kind, SwarmReport, SwarmSettings, run_swarm
+from pushkv.testing.swarm.pool import Holder, Pool, ViolationError
 
 ROOT = Path(__file__).parents[2]
 SEEDS = (2, 3, 102)
 both_backends = pytest.mark.parametrize("backend", list(Backend))
 
 
-def run(seed: int, backend: Backend, transfers: int = 150, engines: int = 10) -> SwarmReport:
-    report = run_swarm(SwarmSettings(seed, transfers, engines, backend))
+def run(
+    seed: int,
+    backend: Backend,
+    transfers: int = 150,
+    engines: int = 10,
+    weather: Kind = Kind.MIXED,
+) -> SwarmReport:
+    report = run_swarm(SwarmSettings(seed, transfers, engines, backend, weather))
     assert report.violation is None, f"{report.violation}\n{report.settings.command}"
     assert sum(report.outcomes.values()) == transfers, "each request has one outcome"
     return report
@@ -35,6 +43,48 @@ def test_a_fixed_seed(seed: int, backend: Backend) -> None:
     assert report.outcomes["delivered"] > 20
     assert report.counters["writes done"] > 50
     assert len(report.rows) > 60
+
+
+@both_backends
+def test_a_crowd_is_live_at_once_and_bears_faults(backend: Backend) -> None:
+    report = run(1, backend, 300, 10, Kind.CROWD)
+    assert report.live_most >= 250
+    assert report.outcomes["delivered"] > 100
+    assert report.counters["writes failed"] > 0
+    struck = ("crash", "stop", "connection lost", "path cut", "slow link")
+    assert sum(report.counters.get(each, 0) for each in struck) > 3
+
+
+@both_backends
+def test_a_storm_ends_although_sources_drain_slowly(backend: Backend) -> None:
+    report = run(3, backend, 60, 6, Kind.STORM)
+    assert report.counters["connection lost"] > 3
+    assert report.virtual_s > 60
+
+
+def test_a_block_in_two_places_or_in_none_is_seen_at_once() -> None:
+    pool = Pool("p0-0", 8, 1)
+    pool.take(3, Holder("source", TransferId("t0")))
+    pool.check()
+    pool.check_all()
+    holder = Holder("source", TransferId("t1"))
+    taken = pool.take(2, holder)
+    assert taken is not None
+    pool.free[taken[0]] = None
+    for check in (pool.check, pool.check_all):
+        with pytest.raises(ViolationError, match="I4"):
+            check()
+    del pool.free[taken[0]], pool.held[holder]
+    for check in (pool.check, pool.check_all):
+        with pytest.raises(ViolationError, match="I4"):
+            check()
+
+
+def test_a_write_into_a_free_block_is_seen_by_who_takes_it() -> None:
+    pool = Pool("d0-0", 4, 1)
+    pool.memory[1, 3, 2] ^= 1
+    with pytest.raises(ViolationError, match="block 3 was written while free"):
+        pool.take(2, Holder("attempt", TransferId("t0"), 0))
 
 
 def test_a_new_seed() -> None:
@@ -75,9 +125,10 @@ def test_the_command_writes_what_it_found(tmp_path: Path) -> None:
     (found,) = json.loads(path.read_text())["runs"]
     assert found["violation"] is None
     assert found["command"] == (
-        "pushkv swarm --seed 1 --transfers 10 --engines 2 --backend asyncio"
+        "pushkv swarm --seed 1 --transfers 10 --engines 2 --backend asyncio --weather mixed"
     )
     assert found["digest"] in told.output
+    assert 1 <= found["live_most"] <= found["open_most"] <= 10
 
 
 @pytest.mark.parametrize(

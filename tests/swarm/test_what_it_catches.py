@@ -11,7 +11,7 @@ from pushkv.check.patch import Patch
 from pushkv.check.taken_out import TAKEN_OUT
 from pushkv.core.effects import BlocksReleased, Delivered, NotDelivered, Report
 from pushkv.runtime import Bridge
-from pushkv.testing.swarm import SwarmSettings, Violation, run_swarm
+from pushkv.testing.swarm import Backend, Kind, SwarmSettings, Violation, run_swarm
 
 SEEDS = 8
 CAUGHT = {
@@ -26,6 +26,13 @@ CAUGHT = {
     "an unknown write is over": ("R14", 0),
 }
 """What is found quickly, from which seed on; `pushkv check` finds every rule's absence."""
+CAUGHT_IN_STORMS = {
+    "no permit": ("R3", 23),
+    "nothing remembered": ("R7", 9),
+    "new permit covers old registrations": ("R11", 0),
+    "no restart grace": ("R13", 19),
+}
+"""What needs more bad luck at once, and the seed of a small storm that has it."""
 
 
 @pytest.fixture
@@ -51,6 +58,18 @@ def test_a_rule_taken_out_is_missed(name: str, patch: Patch) -> None:
     found = first_violation(seed)
     assert found is not None
     assert found.invariant in ("I1", "I2", "I3", "no exception")
+
+
+@pytest.mark.parametrize("name", CAUGHT_IN_STORMS)
+def test_a_rule_taken_out_is_missed_in_a_storm(name: str, patch: Patch) -> None:
+    rule, seed = CAUGHT_IN_STORMS[name]
+    assert rule_of(name) == rule
+    storm = SwarmSettings(seed, 60, 6, Backend.ASYNCIO, Kind.STORM)
+    assert run_swarm(storm).violation is None
+    TAKEN_OUT[name](patch)
+    found = run_swarm(storm).violation
+    assert found is not None
+    assert found.invariant == "I1"
 
 
 @pytest.mark.parametrize(

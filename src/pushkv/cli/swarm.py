@@ -14,7 +14,7 @@ from rich.progress import Progress as Bar
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from pushkv.core.errors import PushKVError
-from pushkv.testing.swarm import Backend, SwarmReport, SwarmSettings, run_swarm
+from pushkv.testing.swarm import Backend, Kind, SwarmReport, SwarmSettings, run_swarm
 
 __all__ = ["swarm_command"]
 
@@ -31,6 +31,12 @@ def swarm_command(
     backend: Annotated[
         Backend, typer.Option(help="Whose event loop the runtimes live in.")
     ] = Backend.ASYNCIO,
+    weather: Annotated[
+        Kind,
+        typer.Option(
+            help="crowd: all at once, into big pools; storm: tiny pools, links lost all the time."
+        ),
+    ] = Kind.MIXED,
     runs: Annotated[
         int, typer.Option(help="So many runs, each with the next seed; the first that fails ends.")
     ] = 1,
@@ -57,7 +63,7 @@ def swarm_command(
     reports = []
     try:
         for number in range(first, first + runs):
-            settings = SwarmSettings(number, transfers, engines, backend)
+            settings = SwarmSettings(number, transfers, engines, backend, weather)
             typer.echo(f"seed {number}: {settings.command}")
             reports.append(_run(settings))
             _tell(reports[-1])
@@ -99,7 +105,8 @@ def _tell(report: SwarmReport) -> None:
     typer.echo(
         f"  transport {report.transport}, {report.virtual_s:.0f} virtual seconds in "
         f"{report.wall_s:.1f}\n"
-        f"  requests: {outcomes}; at most {report.live_most:,} at a time\n"
+        f"  requests: {outcomes}; at most {report.open_most:,} at a time, "
+        f"{report.live_most:,} attempts live at once\n"
         f"  WRITEs: {writes}\n"
         f"  faults: {struck}\n"
         f"  {report.events:,} events through {len(report.rows)} rows, "

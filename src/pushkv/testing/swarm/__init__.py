@@ -3,5 +3,6 @@
 from .report import SwarmReport, SwarmSettings, Violation
 from .swarm import run_swarm
 from .virtual import Backend
+from .weather import Kind
 
-__all__ = ["Backend", "SwarmReport", "SwarmSettings", "Violation", "run_swarm"]
+__all__ = ["Backend", "Kind", "SwarmReport", "SwarmSettings", "Violation", "run_swarm"]

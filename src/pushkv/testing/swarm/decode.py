@@ -68,6 +68,8 @@ class Decode(Engine):
         super().__init__(around, name, ranks, seed)
         self.seats: dict[str, _Seat] = {}
         self.books: dict[tuple[str, int], Book] = {}
+        self.live = 0
+        """Attempts that wait for an outcome at some rank."""
         self._queue: deque[_Seat] = deque()
         self._attempt = 0
         self._called_off: set[tuple[str, int, int]] = set()
@@ -121,6 +123,8 @@ class Decode(Engine):
         holder = Holder("attempt", request.transfer, seat.attempt)
         exposed = {rank.number: self._exposed(rank) for rank in self.ranks}
         book = Book(seat, holder, exposed, self.around.agenda.now())
+        self.live += 1
+        self.around.offered()
         self.books[request.transfer, seat.attempt] = book
         for rank in self.ranks:
             blocks = rank.pool.take(count, holder)
@@ -204,6 +208,7 @@ class Decode(Engine):
 
     def _conclude(self, book: Book) -> None:
         """All ranks have an outcome: the attempt has one."""
+        self.live -= 1
         seat = book.seat
         current = not book.is_void and seat.at is At.OFFERED
         if current and all(isinstance(each, Delivered) for each in book.outcome.values()):
@@ -359,6 +364,7 @@ class Decode(Engine):
         for seat in list(self.seats.values()):
             self._over(seat, "lost")
         self.books.clear()
+        self.live = 0
 
     def check_told(self) -> None:
         """No attempt of a runtime that is over is without an outcome."""

@@ -77,6 +77,9 @@ class Surroundings(Protocol):
     def settle(self, request: Request, outcome: str) -> None:
         """A request's client is told."""
 
+    def offered(self) -> None:
+        """An attempt has begun at a decode engine."""
+
     def open_reads(self, transfer: TransferId) -> int:
         """How many WRITEs may still read a transfer's source."""
 
@@ -215,6 +218,9 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is found
             broken = ViolationError("no exception", f"{self.name}: {error!r}")
             self.around.guarded(partial(_raise, broken))
+        finally:
+            for runtime in runtimes:
+                runtime.stop(0)  # ranks begin in turn: one that never did has its sockets still
         for runtime in runtimes:
             self.around.counters.update(runtime.counters)
         if not scope.cancel_called:

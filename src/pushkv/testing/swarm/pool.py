@@ -60,11 +60,12 @@ class Pool:
         self.blocks = blocks
         self.memory: _Words = np.zeros((LAYERS, blocks, WORDS), dtype=np.uint64)
         self.holders: list[Holder | None] = [None] * blocks
-        self.free: list[int] = []
+        self.free: dict[int, None] = {}
         self.held: dict[Holder, tuple[int, ...]] = {}
-        self._seed = seed
-        self._serial = 0
-        self._junk: list[_Words] = [self.memory[:, 0].copy()] * blocks
+        self._held_blocks = 0
+        self._touched: set[int] = set()
+        self._serial = mix(seed, blocks)
+        self._junk = np.zeros_like(self.memory)
         self.begin()
 
     @property
@@ -80,15 +81,19 @@ class Pool:
         """A new life: nobody holds anything."""
         self.holders = [None] * self.blocks
         self.held = {}
-        self.free = list(range(self.blocks))
-        for block in self.free:
-            self._scribble(block)
+        self._held_blocks = 0
+        self.free = dict.fromkeys(range(self.blocks))
+        self._scribble(tuple(self.free))
 
-    def _scribble(self, block: int) -> None:
-        """Whoever has the block next writes into it."""
-        self._serial += 1
-        self._junk[block] = pattern(mix(self._seed, self._serial), block)
-        self.memory[:, block] = self._junk[block]
+    def _scribble(self, blocks: tuple[int, ...]) -> None:
+        """Whoever has the blocks next writes into them: words that were nowhere before."""
+        shape = LAYERS, len(blocks), WORDS
+        count = LAYERS * len(blocks) * WORDS
+        words = np.arange(count, dtype=np.uint64) + np.uint64(self._serial)
+        self._serial = (self._serial + count) % (1 << 64)
+        self._junk[:, blocks] = words.reshape(shape)
+        self.memory[:, blocks] = self._junk[:, blocks]
+        self._touched.update(blocks)
 
     def take(self, count: int, holder: Holder) -> tuple[int, ...] | None:
         """Blocks, those given back last first; None where too few are free.
@@ -98,22 +103,28 @@ class Pool:
         """
         if count > len(self.free):
             return None
-        taken = tuple(self.free.pop() for _ in range(count))
+        taken = tuple(self.free.popitem()[0] for _ in range(count))
+        written = (self.memory[:, taken] != self._junk[:, taken]).any(axis=(0, 2))
+        if written.any():
+            block = taken[int(written.argmax())]
+            raise ViolationError("I1", f"{self.name}: block {block} was written while free")
         for block in taken:
-            if not np.array_equal(self.memory[:, block], self._junk[block]):
-                raise ViolationError("I1", f"{self.name}: block {block} was written while free")
             self.holders[block] = holder
         self.held[holder] = taken
+        self._held_blocks += count
+        self._touched.update(taken)
         return taken
 
     def give(self, holder: Holder) -> None:
         """All blocks of `holder` are free, and used for something else at once."""
-        for block in self.held.pop(holder):
+        blocks = self.held.pop(holder)
+        for block in blocks:
             if self.holders[block] != holder:
                 raise ViolationError("I4", f"{self.name}: {holder} has no block {block}")
             self.holders[block] = None
-            self._scribble(block)
-            self.free.append(block)
+            self.free[block] = None
+        self._held_blocks -= len(blocks)
+        self._scribble(blocks)
 
     def hand_over(self, before: Holder, after: Holder) -> None:
         """Blocks change hands, their bytes with them."""
@@ -121,6 +132,7 @@ class Pool:
         self.held[after] = blocks
         for block in blocks:
             self.holders[block] = after
+        self._touched.update(blocks)
 
     def fill(self, holder: Holder, serial: int, start: int, first: int, until: int) -> None:
         """The engine computes a holder's blocks [first, until).
@@ -144,7 +156,28 @@ class Pool:
                 )
 
     def check(self) -> None:
-        """I4: every block is free or somebody's, once.
+        """I4: every block is free or somebody's, once; looks where something was since the last.
+
+        How many are free and held is counted over all; which, of those that changed hands.
+
+        Raises:
+            ViolationError: One is in no place, or in two.
+        """
+        for block in self._touched:
+            holder = self.holders[block]
+            places = int(block in self.free)
+            if holder is not None:
+                places += self.held.get(holder, ()).count(block)
+            if places != 1:
+                raise ViolationError("I4", f"{self.name}: block {block} is in {places} places")
+        self._touched.clear()
+        if len(self.free) + self._held_blocks != self.blocks:
+            raise ViolationError(
+                "I4", f"{self.name}: {len(self.free)} + {self._held_blocks} of {self.blocks} blocks"
+            )
+
+    def check_all(self) -> None:
+        """I4 again, over all blocks and without what `check` keeps.
 
         Raises:
             ViolationError: One is in no place, or in two.

@@ -27,7 +27,7 @@ from .network import VirtualNetwork
 from .pool import BLOCK_TOKENS, ViolationError, pattern
 from .prefill import Prefill
 from .report import SwarmReport, SwarmSettings, Violation
-from .virtual import Agenda, run_virtually
+from .virtual import Agenda, Clock, run_virtually
 from .weather import Weather, draw
 
 __all__ = ["run_swarm"]
@@ -82,7 +82,9 @@ class _Swarm:
     ) -> None:
         self.settings = settings
         self.random = Random(f"swarm:{settings.seed}")  # noqa: S311
-        self.weather: Weather = draw(self.random, settings.transfers)
+        self.weather: Weather = draw(
+            self.random, settings.weather, settings.transfers, settings.engines
+        )
         self.counters: Counter[str] = Counter()
         self.fabric = MemoryFabric(
             settings.seed,
@@ -103,7 +105,7 @@ class _Swarm:
         self._last_post: dict[TransferId, int] = {}
         self._posted: set[tuple[AttemptId, int]] = set()
         self._ranks: dict[Worker, Rank] = {}
-        self._asked = self._told = self._live_most = self._moves = 0
+        self._asked = self._told = self._open_most = self._live_most = 0
         self._faults_left = self.weather.faults
         self._is_closing = False
         self._virtual_ns = 0
@@ -113,9 +115,9 @@ class _Swarm:
 
     # -- the run
 
-    async def run(self) -> None:
+    async def run(self, clock: Clock) -> None:
         """From the first engine to the last check."""
-        self.agenda = Agenda(self.fabric.advance, self.fabric.next_due, self.guarded)
+        self.agenda = Agenda(clock, self.fabric.advance, self.fabric.next_due, self.guarded)
         self.network = VirtualNetwork(
             self.agenda,
             mix(self.settings.seed, 7),
@@ -195,7 +197,7 @@ class _Swarm:
         if "lost decode" in trouble:
             self.settle(request, "never dispatched")
         self._asked += 1
-        self._live_most = max(self._live_most, self._asked - self._told)
+        self._open_most = max(self._open_most, self._asked - self._told)
 
     def _trouble(self) -> dict[str, int]:
         """What befalls a request beside the faults of engines and network."""
@@ -226,16 +228,19 @@ class _Swarm:
             raise ViolationError("I3", f"{request.transfer}: {request.outcome}, then {outcome}")
         request.outcome = outcome
         self._told += 1
-        self._moves += 1
         self._outcomes[outcome] += 1
         self.happened(f"{request.transfer} {outcome}")
+
+    def offered(self) -> None:
+        """An attempt has begun."""
+        self._live_most = max(self._live_most, sum(each.live for each in self.decoders))
 
     # -- faults
 
     def _plan_fault(self) -> None:
         if self._faults_left and not self.agenda.over:
             self._faults_left -= 1
-            mean = 1.3 * self.weather.window / self.weather.faults
+            mean = 1.3 * self.weather.faults_within / self.weather.faults
             wait = int(self.random.random() * 2 * mean)
             self.agenda.after(wait, self._fault)
 
@@ -325,14 +330,16 @@ class _Swarm:
         if self._progress is not None:
             self._progress(self._told, self.agenda.now() / 1e9)
         now = self.agenda.now()
-        moving = self._moves != moves or self._faults_left > 0
+        given = self.counters["blocks given back"] + self.counters["sources given back"]
+        moved = self._told + given  # a queue for few blocks may be long, and its end near
+        moving = moved != moves or self._faults_left > 0
         still_since = now if moving else still_since
         everybody = self._asked == self.settings.transfers == self._told
         held = [line for engine in self.engines for line in engine.held_back()]
         if (everybody and not held and not self._faults_left) or now - still_since > PATIENCE:
             self._finish(held)
         else:
-            self.agenda.after(WATCH_EVERY, partial(self._watch, still_since, self._moves))
+            self.agenda.after(WATCH_EVERY, partial(self._watch, still_since, moved))
 
     def _finish(self, held: list[str]) -> None:
         """Nothing moves any more: whatever is left must be quarantined for want of a proof."""
@@ -345,6 +352,7 @@ class _Swarm:
             self._violate("I4", f"never given back: {'; '.join(held[:5])}")
         for engine in self.engines:
             for rank in engine.ranks:
+                self.guarded(rank.pool.check_all)
                 self._quarantined += rank.pool.blocks - len(rank.pool.free)
             engine.stop(0.5)
         self.agenda.after(seconds(10), self._close)
@@ -452,6 +460,7 @@ class _Swarm:
             dict(sorted(self.counters.items())),
             dict(sorted(self._rows.items())),
             self._live_most,
+            self._open_most,
             self._quarantined,
             self._virtual_ns / 1e9,
             wall_s,

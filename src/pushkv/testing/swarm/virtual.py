@@ -17,7 +17,10 @@ import anyio
 from pushkv.core.errors import MissingDependencyError
 from pushkv.core.ids import FOREVER, Instant
 
-__all__ = ["Agenda", "Backend", "run_virtually"]
+__all__ = ["Agenda", "Backend", "Clock", "run_virtually"]
+
+Clock = Callable[[], float]
+"""Virtual seconds."""
 
 
 class Backend(StrEnum):
@@ -48,8 +51,10 @@ class _JumpingLoop(asyncio.SelectorEventLoop):
         return self._jumping.now_s
 
 
-def run_virtually(backend: Backend, seed: int, main: Callable[[], Awaitable[None]]) -> None:
+def run_virtually(backend: Backend, seed: int, main: Callable[[Clock], Awaitable[None]]) -> None:
     """Run `main` in virtual time; on trio, `seed` decides the order of tasks that are ready.
+
+    `main` is given the loop's clock, which is read some hundred times per transfer.
 
     There must always be a timer: a loop that waits for nothing waits for ever.
 
@@ -57,7 +62,11 @@ def run_virtually(backend: Backend, seed: int, main: Callable[[], Awaitable[None
         MissingDependencyError: trio is not installed.
     """
     if backend is Backend.ASYNCIO:
-        anyio.run(main, backend="asyncio", backend_options={"loop_factory": _JumpingLoop})
+
+        async def begin() -> None:
+            await main(asyncio.get_running_loop().time)
+
+        anyio.run(begin, backend="asyncio", backend_options={"loop_factory": _JumpingLoop})
         return
     try:
         import trio.testing
@@ -65,7 +74,7 @@ def run_virtually(backend: Backend, seed: int, main: Callable[[], Awaitable[None
         raise MissingDependencyError("a swarm on trio needs it: pip install trio") from error
     clock = trio.testing.MockClock(autojump_threshold=0)
     with _ordered_by(seed):
-        anyio.run(main, backend="trio", backend_options={"clock": clock})
+        anyio.run(main, clock.current_time, backend="trio", backend_options={"clock": clock})
 
 
 @contextmanager
@@ -88,6 +97,7 @@ class Agenda:
     """What is to happen when, besides what the runtimes do: one task, one order of time.
 
     Args:
+        clock: The loop's.
         advance: Called first at each instant; what else has its own schedule.
         next_due: When `advance` has something to do.
         guarded: Runs each step.
@@ -95,43 +105,54 @@ class Agenda:
 
     def __init__(
         self,
+        clock: Clock,
         advance: Callable[[Instant], None],
         next_due: Callable[[], Instant],
         guarded: Callable[[Callable[[], None]], None],
     ) -> None:
+        self._clock = clock
         self._guarded = guarded
         self._advance = advance
         self._next_due = next_due
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
         self._bell = anyio.Event()
+        self._wakes_at = 0
         self.over = False
         """Set it to end `run`, then `ring`."""
 
     def now(self) -> Instant:
         """Virtual nanoseconds since the loop began."""
-        return Instant(round(anyio.current_time() * 1e9))
+        return Instant(round(self._clock() * 1e9))
 
     def after(self, wait_ns: int, step: Callable[[], None]) -> None:
         """Run `step` that much later; steps of one instant run in the order of these calls."""
         due = self.now() + wait_ns
         heappush(self._heap, (due, self._count, step))
         self._count += 1
-        self.ring()
+        if due < self._wakes_at:
+            self._bell.set()
 
     def ring(self) -> None:
         """There may be something earlier to do."""
-        self._bell.set()
+        if self._wakes_at:
+            self._bell.set()
 
     async def run(self) -> None:
         """Do everything in order of time, until `over`."""
         while not self.over:
             self._bell = anyio.Event()
+            self._wakes_at = 0  # nobody need ring for what is about to be looked at
             now = self.now()
-            self._advance(now)
+            self._catch_up(now)
             while self._heap and self._heap[0][0] <= now and not self.over:
                 self._guarded(heappop(self._heap)[2])
-                self._advance(now)
+                self._catch_up(now)
             due = min(self._next_due(), self._heap[0][0] if self._heap else FOREVER)
-            with anyio.move_on_after(max(due - self.now(), 0) / 1e9):
+            self._wakes_at = due
+            with anyio.move_on_after(max(due - now, 0) / 1e9):
                 await self._bell.wait()
+
+    def _catch_up(self, now: Instant) -> None:
+        if self._next_due() <= now:
+            self._advance(now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from random import Random
 
 from attrs import evolve, frozen
@@ -11,7 +12,16 @@ from pushkv.core.ids import Duration, seconds
 from pushkv.core.policy import Policy
 from pushkv.model.faults import Fault, FaultRule
 
-__all__ = ["Weather", "draw"]
+__all__ = ["Kind", "Weather", "draw"]
+
+
+class Kind(StrEnum):
+    """What weather may be drawn."""
+
+    MIXED = "mixed"
+    CROWD = "crowd"
+    STORM = "storm"
+
 
 STRONG = Capabilities(
     "memory",
@@ -29,6 +39,8 @@ TRANSPORTS = {
 }
 """Without a bound nothing reaches a successor: no grace could be long enough (R13)."""
 
+PER_ENGINE = 30
+"""Requests of one engine that the pools of `_mixed` are made for."""
 POLICY = Policy(
     lease=seconds(3),
     resend=seconds(0.5),
@@ -61,6 +73,7 @@ class Weather:
         blocks: The least and the most blocks of an engine's pool.
         request_blocks_most: Of one request.
         window: Within which all requests arrive.
+        faults_within: Within about which engines and paths fail.
         per_million: How often a request is cancelled, preempted and so on.
         faults: How many times an engine or a path fails.
     """
@@ -76,12 +89,61 @@ class Weather:
     blocks: tuple[int, int]
     request_blocks_most: int
     window: Duration
+    faults_within: Duration
     per_million: int
     faults: int
 
 
-def draw(random: Random, transfers: int) -> Weather:
-    """The weather of a run of so many transfers."""
+def draw(random: Random, kind: Kind, transfers: int, engines: int) -> Weather:
+    """The weather of a run of so many transfers on so many engines.
+
+    A pool is a few requests deep where an engine serves some tens of them; it grows with what an
+    engine has to serve, else long runs would be spent in queues, with idle links.
+    """
+    share = -(-transfers // (engines // 2))
+    mixed = _mixed(random, transfers, 1 + share // PER_ENGINE)
+    match kind:
+        case Kind.MIXED:
+            return mixed
+        case Kind.CROWD:
+            return _crowd(mixed, share, engines)
+        case Kind.STORM:
+            return _storm(mixed, transfers)
+
+
+def _crowd(mixed: Weather, share: int, engines: int) -> Weather:
+    """All arrive at once, everybody gets blocks, and WRITEs take long: all are live at once."""
+    most = mixed.request_blocks_most
+    return evolve(
+        mixed,
+        policy=evolve(POLICY, drift_ppm=mixed.policy.drift_ppm),
+        write_faults=_write_faults(mixed.capabilities, 1, (0.2, 0.48)),
+        blocks=(share * most, 2 * share * most),
+        window=seconds(0.05),
+        faults_within=seconds(2),
+        per_million=10_000,
+        faults=4 + engines // 2,
+    )
+
+
+def _storm(mixed: Weather, transfers: int) -> Weather:
+    """Slow WRITEs into tiny pools, over links that are late, lost and cut all the time."""
+    return evolve(
+        mixed,
+        write_faults=_write_faults(mixed.capabilities, 1, (0.0005, 0.48)),
+        message_faults=(
+            FaultRule(Fault.DELAY, 60_000, most=seconds(3.5)),
+            FaultRule(Fault.LOSS, 2_000),
+        ),
+        blocks=(10, 24),
+        window=seconds(10),
+        faults_within=seconds(10),
+        per_million=60_000,
+        faults=30 + transfers,
+    )
+
+
+def _mixed(random: Random, transfers: int, depth: int) -> Weather:
     transport = random.choice(tuple(TRANSPORTS))
     capabilities = TRANSPORTS[transport]
     drift = random.choice((0, 1_000))
@@ -92,19 +154,25 @@ def draw(random: Random, transfers: int) -> Weather:
         policy = evolve(policy, remembered=random.randrange(2, 20))
     if random.random() < 0.2:
         policy = evolve(policy, transfers=random.randrange(10, 40))
-    blocks = random.choice(((10, 24), (10, 24), (16, 64), (400, 800)))
+    least, most = random.choice(((10, 24), (10, 24), (16, 64), (400, 800)))
+    window = seconds(random.choice((4, 10, 25)))
     return Weather(
         transport,
         capabilities,
         _kept(capabilities, drift),
         policy,
-        _write_faults(random, capabilities),
+        _write_faults(
+            capabilities,
+            random.choice((0, 1, 1, 4)),
+            (0.0005, random.choice((0.02, 0.1, 0.45))),
+        ),
         _message_faults(random),
         seconds(random.choice((0.0005, 0.002, 0.02))),
         drift,
-        blocks,
+        (least * depth, most * depth),
         5,
-        seconds(random.choice((4, 10, 25))),
+        window,
+        window,
         random.choice((0, 20_000, 60_000)),
         random.choice((0, 1, 3)) * (10 + transfers // 20),
     )
@@ -117,16 +185,17 @@ def _kept(capabilities: Capabilities, drift_ppm: int) -> Capabilities:
     return evolve(capabilities, write_bound=Duration(bound - 3 * bound * drift_ppm // 1_000_000))
 
 
-def _write_faults(random: Random, capabilities: Capabilities) -> tuple[FaultRule, ...]:
-    scale = random.choice((0, 1, 1, 4))
-    slow = random.choice((0.02, 0.1, 0.45))
+def _write_faults(
+    capabilities: Capabilities, scale: int, takes_s: tuple[float, float]
+) -> tuple[FaultRule, ...]:
+    least, most = takes_s
     late = capabilities.write_bound or seconds(4)
 
     def rule(fault: Fault, per_million: int, most: float = 0) -> FaultRule:
         return FaultRule(fault, per_million * scale, most=seconds(most))
 
     return (
-        FaultRule(Fault.DELAY, 900_000, least=seconds(0.0005), most=seconds(slow)),
+        FaultRule(Fault.DELAY, 900_000, least=seconds(least), most=seconds(most)),
         rule(Fault.REORDERING, 50_000),
         rule(Fault.WRITE_FAILURE, 10_000),
         rule(Fault.UNKNOWN_OUTCOME, 10_000, late / 1e9),
