@@ -27,10 +27,12 @@ CAUGHT = {
 }
 """What is found quickly, from which seed on; `pushkv check` finds every rule's absence."""
 CAUGHT_IN_STORMS = {
-    "no permit": ("R3", 23),
-    "nothing remembered": ("R7", 9),
-    "new permit covers old registrations": ("R11", 0),
-    "no restart grace": ("R13", 19),
+    "no permit": ("R3", 26),
+    "permit from the grant": ("R4", 35),
+    "write bound not counted": ("R5", 35),
+    "nothing remembered": ("R7", 14),
+    "new permit covers old registrations": ("R11", 1),
+    "no restart grace": ("R13", 12),
 }
 """What needs more bad luck at once, and the seed of a small storm that has it."""
 

@@ -101,7 +101,7 @@ def draw(random: Random, kind: Kind, transfers: int, engines: int) -> Weather:
     engine has to serve, else long runs would be spent in queues, with idle links.
     """
     share = -(-transfers // (engines // 2))
-    mixed = _mixed(random, transfers, 1 + share // PER_ENGINE)
+    mixed = _mixed(random, transfers, max(1, share // PER_ENGINE))
     match kind:
         case Kind.MIXED:
             return mixed
@@ -155,19 +155,19 @@ def _mixed(random: Random, transfers: int, depth: int) -> Weather:
     if random.random() < 0.2:
         policy = evolve(policy, transfers=random.randrange(10, 40))
     least, most = random.choice(((10, 24), (10, 24), (16, 64), (400, 800)))
+    scale, slow_s = random.choice((0, 1, 1, 4)), random.choice((0.02, 0.1, 0.45))
+    write_faults = _write_faults(capabilities, scale, (0.0005, slow_s))
+    message_faults = _message_faults(random)
+    latency_most = seconds(random.choice((0.0005, 0.002, 0.02)))
     window = seconds(random.choice((4, 10, 25)))
     return Weather(
         transport,
         capabilities,
         _kept(capabilities, drift),
         policy,
-        _write_faults(
-            capabilities,
-            random.choice((0, 1, 1, 4)),
-            (0.0005, random.choice((0.02, 0.1, 0.45))),
-        ),
-        _message_faults(random),
-        seconds(random.choice((0.0005, 0.002, 0.02))),
+        write_faults,
+        message_faults,
+        latency_most,
         drift,
         (least * depth, most * depth),
         5,
