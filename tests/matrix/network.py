@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import anyio.abc
@@ -75,6 +76,19 @@ def _must(run: Run, holds: object, problem: str) -> None:
         run.problems.append(problem)
 
 
+@contextmanager
+def _blocks_given_out(run: Run) -> Iterator[None]:
+    """Every block that is free at the decode engine is in use meanwhile: nothing may land there."""
+    node, producer = run.stage.node(run.decoder), run.stage.node(run.producer)
+    node.call("give_out_blocks")
+    yield
+    deadline = time.monotonic() + 5
+    while producer.call("open_writes") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    changed = node.call("take_blocks_back")
+    _must(run, not changed, f"{changed} bytes landed in blocks that were given out again")
+
+
 # -- the control channel
 
 
@@ -93,10 +107,11 @@ def channel(
         clients.go_on()
         if answered_first:
             clients.leave()
+            with _blocks_given_out(run):
+                detour.heal()
         else:
             time.sleep(CUT_S)
-        detour.heal()
-        if not answered_first:
+            detour.heal()
             clients.leave()
         return run
 
@@ -226,8 +241,12 @@ def between_hosts(
         fault(stage)
         clients.go_on()
         clients.leave()
-        namespaces.heal(stage)
-        if not lasts:
+        if lasts:
+            with _blocks_given_out(run):
+                time.sleep(CUT_S / 2)
+                namespaces.heal(stage)
+        else:
+            namespaces.heal(stage)
             _must(run, run.delivered == len(run.answers), "not everything was delivered")
         return run
 

@@ -29,6 +29,7 @@ START_S = 120.0
 """A loaded machine takes its time to import NIXL in several processes at once."""
 BLOCKS = 256
 DEATH_BOUND_S = 0.5
+PATTERN = 0xA5
 BOUNDED = {"death_bound_s": DEATH_BOUND_S}
 
 
@@ -78,6 +79,18 @@ class _Child:
 
     def free(self) -> int:
         return len(self.cache.free)
+
+    def give_out_blocks(self) -> None:
+        """Every free block is in use, as far as the transport may know; the engine is idle."""
+        free = self.cache.free
+        self.given_out = [free.pop() for _ in range(len(free))]
+        self.cache.bytes[:, self.given_out] = PATTERN
+
+    def take_blocks_back(self) -> int:
+        """How many bytes of them have changed."""
+        changed = np.count_nonzero(self.cache.bytes[:, self.given_out] != PATTERN)
+        self.cache.free.extend(self.given_out)
+        return int(changed)
 
     def written(self) -> bool:
         """Whether any byte of the cache differs from zero."""
