@@ -8,6 +8,7 @@ from time import sleep
 from typing import Any
 
 import anyio.to_thread
+from tests.lanes import LANES
 from tests.runtime.nixl_node import BLOCKS, NixlNode
 from tests.runtime.node import until as wait_until
 
@@ -16,7 +17,7 @@ from pushkv.core.messages import Reason
 from pushkv.observe.replay import check_trace
 from pushkv.testing.reference_engine import ReferenceCache, Role, generate
 
-from .rig import LANES, Rig, Scenario
+from .rig import Rig, Scenario
 
 PROMPT = tuple(range(100))
 LONG_PROMPT = tuple(range(800))

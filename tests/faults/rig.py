@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import anyio
 from attrs import evolve, frozen
+from tests.lanes import LANES
 
 from pushkv.core.ids import seconds
 from pushkv.core.policy import Policy
@@ -19,13 +20,7 @@ from pushkv.transport import load_transport
 
 from .engine import HandEngine
 
-__all__ = ["LANES", "Pair", "Rig", "Scenario", "of_attempt", "of_transfer"]
-
-LANES: dict[str, dict[str, object]] = {
-    "default": {},
-    "tcp": {"backend_options": {"engine_config": "TLS=tcp"}},
-}
-"""The transport's options: UCX as it comes, which is shared memory on one host, and over TCP."""
+__all__ = ["Pair", "Rig", "Scenario", "of_attempt", "of_transfer"]
 
 PATIENT = Policy(
     lease=seconds(6),
@@ -85,7 +80,7 @@ class Rig:
 
     Args:
         folder: For their traces.
-        lane: One of `LANES`.
+        lane: One of `tests.lanes`.
         starting: NIXL agents are made one after the other.
     """
 

@@ -12,12 +12,13 @@ from pathlib import Path
 import anyio
 import pytest
 from attrs import define, field
+from tests.lanes import OVER_UCX
 
 from pushkv.check.coverage import rows_that_fire
 from pushkv.observe.replay import check_trace
 
 from . import links, outcomes, phases, processes, requests, visibility
-from .rig import LANES, Rig, Scenario
+from .rig import Rig, Scenario
 
 pytestmark = [pytest.mark.nixl, pytest.mark.timeout(300)]
 
@@ -66,7 +67,7 @@ async def _run_all(folder: Path) -> Runs:
 
     async with anyio.create_task_group() as tasks:
         for at, name in enumerate(SCENARIOS):
-            tasks.start_soon(run, name, tuple(LANES)[at % len(LANES)])
+            tasks.start_soon(run, name, OVER_UCX[at % len(OVER_UCX)])
     return runs
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.matrix.reference import LANES, REFERENCE_FAULTS, Stage, one_run
-
-LANE = "libfabric"
-LANES[LANE] = {"backend": "LIBFABRIC", "fabric": "tcp", "call_timeout_s": 2.0}
+from tests.lanes import OVER_LIBFABRIC
+from tests.matrix.reference import REFERENCE_FAULTS, Stage, one_run
 
 
 @pytest.fixture(scope="module")
 def stage() -> Iterator[Stage]:
-    with Stage(LANE) as stage:
+    with Stage(OVER_LIBFABRIC) as stage:
         yield stage
 
 

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import anyio
 import pytest
-from tests.faults.rig import LANES, Rig
+from tests.faults.rig import Rig
 from tests.faults.test_real_runs import SCENARIOS
+from tests.lanes import OVER_LIBFABRIC
 
-LANE = "libfabric"
-LANES[LANE] = {"backend": "LIBFABRIC", "fabric": "tcp", "call_timeout_s": 2.0}
 AT_ONCE = 8
 """Each engine starts with a lease of waiting: a successor may be written to here (R13)."""
 
@@ -32,7 +31,7 @@ async def _run_all(folder: Path) -> dict[str, BaseException]:
         of_scenario.mkdir()
         async with places:
             try:
-                async with Rig(of_scenario, LANE, anyio.Lock()) as rig:
+                async with Rig(of_scenario, OVER_LIBFABRIC, anyio.Lock()) as rig:
                     await SCENARIOS[name](rig)
             except Exception as error:  # noqa: BLE001 - of one scenario: its test raises it
                 failures[name] = error

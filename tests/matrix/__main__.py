@@ -9,12 +9,13 @@ from pathlib import Path
 
 import anyio
 from rich.console import Console
+from tests.lanes import LANES, OVER_UCX
 
 from pushkv.demo.tiny_model import write_tiny_model
 
 from .fleet import Answer, Fleet, fleet
 from .network import NETWORK_FAULTS, impossible
-from .reference import LANES, REFERENCE_FAULTS, Stage, one_run
+from .reference import REFERENCE_FAULTS, Stage, one_run
 from .rows import Row, Rows, show
 from .systems import PULL, PUSH, SYSTEMS, System, new_name
 from .vllm_faults import FAULTS, Scene
@@ -120,7 +121,9 @@ def main() -> int:
         help="real vLLM engines over pushkv and over vLLM's own connectors, or pushkv's reference "
         "engines over NIXL",
     )
-    parser.add_argument("--system", action="append", help="or lane of NIXL; all by default")
+    parser.add_argument(
+        "--system", action="append", help="or lane of NIXL; all by default, but for libfabric"
+    )
     parser.add_argument("--fault", action="append", help="all by default")
     parser.add_argument("--runs", type=int, help="of each fault (default: 3 or 20)")
     parser.add_argument("--json", type=Path, default=Path("faults.json"), help="where rows are")
@@ -137,7 +140,8 @@ def main() -> int:
             if each not in there:
                 parser.error(f"{what} {each!r}: expected one of: " + "; ".join(there))
     rows = Rows(options.json)
-    systems, faults = options.system or known, options.fault or faults
+    usual = [*SYSTEMS] if is_vllm else [*OVER_UCX]
+    systems, faults = options.system or usual, options.fault or faults
     if is_vllm:
         run_vllm(systems, faults, options.runs or 3, rows, options.logs)
     else:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from attrs import define, evolve, field
+from tests.lanes import LANES
 from tests.runtime.nixl_node import BLOCKS, NixlNode
 
 from pushkv.core.effects import ProducerAddress
@@ -27,7 +28,6 @@ from .rows import Row
 
 __all__ = [
     "ACTIONS",
-    "LANES",
     "MOMENTS",
     "REFERENCE_FAULTS",
     "Fault",
@@ -37,11 +37,6 @@ __all__ = [
     "restored",
 ]
 
-LANES: dict[str, dict[str, Any]] = {
-    "default": {},
-    "tcp": {"backend_options": {"engine_config": "TLS=tcp"}},
-}
-"""UCX as it comes, which is shared memory on one host, and over TCP alone."""
 LAYERS = 8
 TOKENS = 4
 ANSWER_S = 20.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.matrix.reference import LANES, Stage, one_run
+from tests.lanes import OVER_UCX
+from tests.matrix.reference import Stage, one_run
 from tests.matrix.soak import soak
 
 pytestmark = [pytest.mark.nixl, pytest.mark.timeout(180)]
@@ -20,7 +21,7 @@ ROWS = (
 )
 
 
-@pytest.fixture(scope="module", params=LANES)
+@pytest.fixture(scope="module", params=OVER_UCX)
 def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
     with Stage(request.param) as stage:
         yield stage
