@@ -168,7 +168,8 @@ async def test_an_error_that_a_servers_death_caused_gives_way_to_it(tmp_path: Pa
     with pytest.raises(ServerError, match="out of memory") as caught:
         async with run_servers([fake("a")], tmp_path) as servers, httpx.AsyncClient() as client:
             await client.get(servers["a"].url + "/die")
-    assert isinstance(caught.value.__cause__, httpx.TransportError)
+    # Whoever noticed first: the client, or whoever watches the server.
+    assert isinstance(caught.value.__cause__, httpx.TransportError | None)
 
 
 @pytest.mark.parametrize("mode", ["serves", "hangs"], ids=["running", "starting"])

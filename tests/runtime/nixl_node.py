@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from typing import Any, Self
-from unittest.mock import patch
 
 import numpy as np
 from attrs import evolve
@@ -174,8 +173,13 @@ class NixlNode:
         about = (name, port, changes or {}, layers, options or BOUNDED, more)
         arguments = (theirs, prepare, *about)
         self.process = context.Process(target=_serve, args=arguments, daemon=True)
-        with patch.dict(os.environ, environment or {}):
+        # Not `patch.dict`: it puts the whole environment back, over what others have changed.
+        os.environ.update(environment or {})
+        try:
             self.process.start()
+        finally:
+            for each in environment or {}:
+                os.environ.pop(each, None)
         theirs.close()
 
     def __enter__(self) -> Self:

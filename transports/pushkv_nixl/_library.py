@@ -111,7 +111,7 @@ def _lanes_logged(backend: str) -> Iterator[None]:
         yield
     finally:
         for name in new:
-            del os.environ[name]
+            os.environ.pop(name, None)  # the environment is everybody's: perhaps it was restored
 
 
 _CREATION_S = 30.0
