@@ -144,9 +144,9 @@ class _Swarm:
         for engine in self.engines:
             self._begin(engine)
         for serial in range(settings.transfers):
-            wait = self.random.randrange(self.weather.window)
+            wait = self.weather.opens + self.random.randrange(self.weather.window)
             self.agenda.after(wait, partial(self._ask, serial))
-        self._plan_fault()
+        self.agenda.after(self.weather.opens, self._plan_fault)
         self.agenda.after(WATCH_EVERY, partial(self._watch, 0, -1))
         self.agenda.after(PROVE_EVERY, self._prove)
 

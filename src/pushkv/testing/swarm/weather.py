@@ -7,6 +7,7 @@ from random import Random
 
 from attrs import evolve, frozen
 
+from pushkv.core import rules
 from pushkv.core.capabilities import Capabilities
 from pushkv.core.ids import Duration, seconds
 from pushkv.core.policy import Policy
@@ -72,7 +73,8 @@ class Weather:
         drift_ppm: How far clocks run apart at most.
         blocks: The least and the most blocks of an engine's pool.
         request_blocks_most: Of one request.
-        window: Within which all requests arrive.
+        opens: When the first request may arrive and the first engine or path may fail.
+        window: Within which all requests arrive after that.
         faults_within: Within about which engines and paths fail.
         per_million: How often a request is cancelled, preempted and so on.
         faults: How many times an engine or a path fails.
@@ -88,6 +90,7 @@ class Weather:
     drift_ppm: int
     blocks: tuple[int, int]
     request_blocks_most: int
+    opens: Duration
     window: Duration
     faults_within: Duration
     per_million: int
@@ -112,13 +115,18 @@ def draw(random: Random, kind: Kind, transfers: int, engines: int) -> Weather:
 
 
 def _crowd(mixed: Weather, share: int, engines: int) -> Weather:
-    """All arrive at once, everybody gets blocks, and WRITEs take long: all are live at once."""
+    """All arrive at once, everybody gets blocks, and WRITEs take long: all are live at once.
+
+    They come when all engines are ready: one rank begins after the other, each with its grace.
+    """
     most = mixed.request_blocks_most
+    grace = rules.restart_grace(mixed.policy.lease, mixed.capabilities)
     return evolve(
         mixed,
         policy=evolve(POLICY, drift_ppm=mixed.policy.drift_ppm),
         write_faults=_write_faults(mixed.capabilities, 1, (0.2, 0.48)),
         blocks=(share * most, 2 * share * most),
+        opens=Duration(2 * grace + grace // 5),
         window=seconds(0.05),
         faults_within=seconds(2),
         per_million=10_000,
@@ -171,6 +179,7 @@ def _mixed(random: Random, transfers: int, depth: int) -> Weather:
         drift,
         (least * depth, most * depth),
         5,
+        Duration(0),
         window,
         window,
         random.choice((0, 20_000, 60_000)),
