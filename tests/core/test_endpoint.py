@@ -659,6 +659,21 @@ def test_a_rank_that_is_forgotten_while_others_need_the_source_is_a_new_one(
     assert [each.transfer for each in producer.released_sources].count(A) == 1
 
 
+def test_a_rank_that_its_sibling_makes_forgotten_hears_no_more() -> None:
+    """The word that ends one rank goes to all; the bound may take another one meanwhile."""
+    world = World(policy=evolve(POLICY, remembered=1))
+    consumers = [world.node(f"d{rank}", engine="d", rank=rank) for rank in range(2)]
+    producer = world.node("p")
+    world.prefill(producer, "a")
+    world.offer(consumers[1], "a", [producer], consumer_ranks=(0, 1))
+    world.settle()
+    assert world.delivered(consumers[1], "a")
+    world.happen(producer, PrefillAborted(A))
+    world.settle()
+    assert set(producer.endpoint.sending.producers.states) == {("a", 0)}
+    assert [each.transfer for each in producer.released_sources] == [A]
+
+
 def world_attempt(node: Node) -> int:
     return max(number for _, number in node.offers)
 

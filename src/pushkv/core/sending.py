@@ -292,6 +292,8 @@ class Sending:
         return True
 
     def _step(self, key: ProducerKey, event: object, now: Instant) -> list[Effect]:
+        if key not in self.producers.states:
+            return []  # forgotten for the bound, in the step of another that heard of this first
         before = self.producers.states[key].registration
         effects = self._machines.step(self.producers, key, event, now)
         state = self.producers.states[key]
