@@ -14,6 +14,7 @@ from pushkv.core.errors import PushKVError
 from pushkv.demo.report import DemoReport
 
 from .check import check_command
+from .doctor import doctor_command
 from .swarm import swarm_command
 from .trace import trace_app
 
@@ -28,6 +29,7 @@ app = typer.Typer(
 app.add_typer(trace_app, name="trace")
 app.command("check")(check_command)
 app.command("swarm")(swarm_command)
+app.command("doctor")(doctor_command)
 
 
 class EngineKind(StrEnum):
