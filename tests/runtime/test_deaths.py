@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.runtime.descriptors import few_descriptors
 
-from pushkv.core.effects import WriterJoined
+from pushkv.core.effects import PeerJoined, WriterJoined
 from pushkv.core.events import WriterGone
 from pushkv.core.ids import Duration, EngineId, Incarnation, Worker, seconds
 from pushkv.core.messages import Hello, RankAddress
@@ -156,6 +156,18 @@ async def test_a_death_is_told_once_after_the_bound(child: Child) -> None:
         began = anyio.current_time()
         await watch.until_gone()
         assert anyio.current_time() - began >= 0.3
+        assert watch.gone == [P]
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.asyncio
+async def test_a_consumer_is_watched_too(child: Child) -> None:
+    watch = Watch()
+    async with anyio.create_task_group() as tasks:
+        watch.deaths.serve(tasks)
+        watch.deaths.joined(PeerJoined(P, evolve(HELLO, process=child.name)))
+        child.kill()
+        await watch.until_gone()
         assert watch.gone == [P]
         tasks.cancel_scope.cancel()
 

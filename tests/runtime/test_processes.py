@@ -8,15 +8,19 @@ import time
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 from tests.runtime.keys import Authority, own_address
-from tests.runtime.nixl_node import BLOCKS, DEATH_BOUND_S, NixlNode
-from tests.runtime.node import until
+from tests.runtime.nixl_node import BLOCKS, BOUNDED, DEATH_BOUND_S, NixlNode
+from tests.runtime.node import QUICK, until
 
-from pushkv.core.ids import seconds
+from pushkv.core.effects import ProducerAddress
+from pushkv.core.ids import EngineId, TransferId, seconds
 from pushkv.core.messages import Reason
-from pushkv.runtime import SharedSecret
+from pushkv.runtime import Runtime, RuntimeConfig, SharedSecret
 from pushkv.runtime.credentials import Credentials
-from pushkv.testing.reference_engine import ReferenceCache, Role, generate
+from pushkv.testing.reference_engine import ReferenceCache, ReferenceEngine, Role, generate
+from pushkv.testing.transport_faults import Fate, TransportFaults
+from pushkv.transport import load_transport
 
 pytestmark = [pytest.mark.nixl, pytest.mark.timeout(60)]
 
@@ -109,6 +113,31 @@ def test_a_producer_that_is_stopped_is_not_dead() -> None:
         assert not other.call("stop", 0.2), "the quarantined blocks may still be written"
         producer.resume()
         until(lambda: consumer.call("free") == BLOCKS)
+
+
+def test_the_death_of_who_was_written_to_frees_a_source_that_may_still_be_read() -> None:
+    """R14: NIXL hangs in a post to a dead peer over LIBFABRIC, and never says that it is over."""
+    cache = ReferenceCache(layers=2, block_count=BLOCKS)
+    transport = TransportFaults(load_transport("nixl", BOUNDED))
+    transport.fate("t", Fate.UNKNOWN_BUSY)
+    policy = evolve(QUICK, **PATIENT)
+    runtime = Runtime(RuntimeConfig(EngineId("P"), cache.layout, policy=policy), transport)
+    engine = ReferenceEngine(cache, runtime.bridge)
+    with NixlNode("D", changes=PATIENT) as consumer:
+        runtime.start()
+        engine.start()
+        try:
+            address = ProducerAddress(*runtime.address)
+            consumer.ready().call("submit", "t", PROMPT, Role.CONSUME, 4, address)
+            engine.submit(TransferId("t"), PROMPT, Role.PRODUCE)
+            assert consumer.call("result", "t").prefilled
+            time.sleep(2 * DEATH_BOUND_S)
+            assert len(cache.free) < BLOCKS
+            consumer.kill()
+            until(lambda: len(cache.free) == BLOCKS)
+        finally:
+            runtime.stop(5.0)
+            engine.stop()
 
 
 def test_both_stop_cleanly_and_a_short_transfer_takes_little() -> None:

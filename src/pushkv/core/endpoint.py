@@ -109,6 +109,10 @@ class Endpoint:
         """When a Tick is due at the latest; FOREVER if nothing waits for time."""
         return self._machines.deadlines.next()
 
+    def awaited_deaths(self) -> frozenset[Worker]:
+        """The peers whose certain death would give blocks back (R14)."""
+        return self.receiving.quarantined_writers() | self.sending.doubted_consumers()
+
     def handle(self, event: Event, now: Instant) -> list[Effect]:
         """Let `event` happen at `now`; returns what is to be done, in this order.
 

@@ -94,6 +94,15 @@ class Sending:
         """The transfers whose source blocks are not released yet."""
         return tuple(self._sources)
 
+    def doubted_consumers(self) -> frozenset[Worker]:
+        """The consumers whose certain death would free a source (R14)."""
+        states = self.producers.states
+        return frozenset(
+            worker
+            for worker, served in self._served.items()
+            if any(states[key].unknown for key in served)
+        )
+
     # -- the engine
 
     def engine(self, event: ProducerEvent, now: Instant) -> list[Effect]:

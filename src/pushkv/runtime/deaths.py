@@ -1,7 +1,9 @@
-"""Proof that a producer is dead: from the kernel on its own host, or from an orchestrator's word.
+"""Proof that a peer is dead: from the kernel on its own host, or from an orchestrator's word.
 
-`WriterGone` frees what a dead producer may have been writing into (R14). It follows certain death
-by the transport's `death_bound`; where that is unknown, nothing here is a proof and nobody looks.
+`WriterGone` frees what a dead producer may have been writing into, and what a WRITE to a dead
+consumer, of which NIXL has never said that it ended, may be reading from (R14). It follows certain
+death by the transport's `death_bound`; where that is unknown, nothing here is a proof and nobody
+looks.
 """
 
 from __future__ import annotations
@@ -14,9 +16,8 @@ from contextlib import suppress
 import anyio
 import anyio.abc
 import anyio.to_thread
-from attrs import frozen
 
-from pushkv.core.effects import WriterJoined
+from pushkv.core.effects import PeerJoined, WriterJoined
 from pushkv.core.events import WriterGone
 from pushkv.core.ids import Duration, Worker
 
@@ -29,27 +30,22 @@ log = logging.getLogger("pushkv.runtime")
 ASK_EVERY_S = 1.0
 
 AskWhetherGone = Callable[[Worker, str], bool]
-"""Whether every process of this producer rank, reached at this host, is dead for certain.
+"""Whether every process of this rank, reached at this host, is dead for certain.
 
-Called in a thread of its own, about once a second while a lost producer keeps blocks in quarantine.
-True is taken for a proof: a name that no longer resolves, a refused connection or a successor is
-none. An exception means that it cannot be said.
+Called in a thread of its own, about once a second while a lost peer keeps blocks: a producer those
+in quarantine, a consumer the source of a WRITE that never ended. A consumer's host is "". True is
+taken for a proof: a name that no longer resolves, a refused connection or a successor is none. An
+exception means that it cannot be said.
 """
 
 
-@frozen
-class _Writer:
-    worker: Worker
-    host: str
-
-
 class Deaths:
-    """Watches the producers that may write here. Owned by the runtime's thread.
+    """Watches the peers that may write here or be written to. Owned by the runtime's thread.
 
     Args:
         death_bound: How long after its process's death a producer's bytes may land.
         ask: The orchestrator's word; None where there is none.
-        quarantined: The producers of which blocks are in quarantine now.
+        awaited: The peers whose certain death would give blocks back now.
         happen: Takes the proof.
     """
 
@@ -57,12 +53,12 @@ class Deaths:
         self,
         death_bound: Duration,
         ask: AskWhetherGone | None,
-        quarantined: Callable[[], frozenset[Worker]],
+        awaited: Callable[[], frozenset[Worker]],
         happen: Callable[[WriterGone], None],
     ) -> None:
         self._bound_s = death_bound / 1e9
         self._ask = ask
-        self._quarantined = quarantined
+        self._awaited = awaited
         self._happen = happen
         self._hosts: dict[Worker, str] = {}
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -73,8 +69,8 @@ class Deaths:
         if self._ask is not None:
             tasks.start_soon(self._ask_on, self._ask)
 
-    def joined(self, effect: WriterJoined) -> None:
-        """A producer may write from now on; one that is watched already is not watched twice."""
+    def joined(self, effect: PeerJoined | WriterJoined) -> None:
+        """A link stands; a peer that is watched already is not watched twice."""
         if effect.peer in self._hosts or self._tasks is None:
             return
         self._hosts[effect.peer] = effect.hello.directory[0].host if effect.hello.directory else ""
@@ -84,6 +80,8 @@ class Deaths:
         with suppress(ProcessEndedError):
             process = await self._opened(name)
             if process is None:
+                if self._ask is None:
+                    del self._hosts[worker]
                 return
             try:
                 await anyio.wait_readable(process)
@@ -97,7 +95,7 @@ class Deaths:
             try:
                 return open_process(name)
             except OSError as error:
-                log.warning("a producer's process cannot be watched yet: %s", error)
+                log.warning("a peer's process cannot be watched yet: %s", error)
                 await anyio.sleep(ASK_EVERY_S)
 
     async def _gone(self, worker: Worker, why: str) -> None:
@@ -115,7 +113,7 @@ class Deaths:
     async def _ask_on(self, ask: AskWhetherGone) -> None:
         while True:
             await anyio.sleep(ASK_EVERY_S)
-            for worker in self._quarantined():
+            for worker in self._awaited():
                 host = self._hosts.get(worker)
                 if host is not None and await self._is_gone(ask, worker, host):
                     await self._gone(worker, "the orchestrator says so")

@@ -99,8 +99,7 @@ class Loop:
         self._deaths: Deaths | None = None
         bound = transport.capabilities.death_bound
         if bound is not None:
-            quarantined = self._endpoint.receiving.quarantined_writers
-            self._deaths = Deaths(bound, config.is_gone, quarantined, deliver)
+            self._deaths = Deaths(bound, config.is_gone, self._endpoint.awaited_deaths, deliver)
 
     def serve(self, tasks: TaskGroup) -> None:
         """Watch in `tasks` what is not a socket, until they are cancelled."""
@@ -212,9 +211,9 @@ class Loop:
                 self._outbound.ended(effect)
             case PeerJoined():
                 self._outbound.joined(effect)
+                self._watch(effect)
             case WriterJoined():
-                if self._deaths is not None:
-                    self._deaths.joined(effect)
+                self._watch(effect)
             case Dial():
                 self._channel.dial(effect.address)
             case Hangup():
@@ -254,6 +253,10 @@ class Loop:
             self._happen(Cancelled(transfer, Reason.CLOSED))
         for transfer in self._endpoint.sending.transfers():
             self._happen(PrefillAborted(transfer, Reason.CLOSED))
+
+    def _watch(self, effect: PeerJoined | WriterJoined) -> None:
+        if self._deaths is not None:
+            self._deaths.joined(effect)
 
     def _refuse_registrations(self) -> None:
         """Answer those of requests that never came: else their blocks would be quarantined.
