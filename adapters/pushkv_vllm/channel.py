@@ -112,6 +112,10 @@ class Direct:
         """What was reported since the last call; the bridge bounds it, the rest comes next time."""
         return self.bridge.take()
 
+    def reported(self) -> bool:
+        """Whether there is something to take."""
+        return self.bridge.wait(0)
+
     def outgoing(self) -> tuple[EngineEvent, ...]:
         """Nothing: it was all told at once."""
         return ()

@@ -15,6 +15,8 @@ from pushkv.core.policy import Policy
 from pushkv.runtime import AskWhetherGone, Certificates, SharedSecret
 from pushkv.runtime.credentials import Credentials
 
+from .stepping import WhileWaiting
+
 __all__ = ["Options", "read_options"]
 
 _POLICY = {each.name: each.type in ("Duration", Duration) for each in fields(Policy)}
@@ -55,6 +57,7 @@ class Options:
         is_gone: The orchestrator's word on lost prefill engines, as "module:function"; see
             `pushkv.runtime.AskWhetherGone`. None for the kernel's alone.
         trace_path: Where the runtime writes its trace; None for nowhere.
+        while_waiting: What the engine does while its requests only wait for their KV cache.
         stop_timeout_s: How long shutting down may wait for WRITEs that are under way.
         policy: Every duration and bound of the protocol.
     """
@@ -76,6 +79,7 @@ class Options:
     pinned_share: float = 0.5
     is_gone: AskWhetherGone | None = None
     trace_path: Path | None = None
+    while_waiting: WhileWaiting = WhileWaiting.SLEEP
     stop_timeout_s: float = 5.0
     policy: Policy = field(factory=Policy)
 
@@ -167,6 +171,13 @@ def _function(name: str, value: object) -> AskWhetherGone:
     return found
 
 
+def _while_waiting(name: str, value: object) -> WhileWaiting:
+    try:
+        return WhileWaiting(value)  # type: ignore[arg-type]
+    except ValueError:
+        raise ConfigurationError(name, value, "one of: " + ", ".join(WhileWaiting)) from None
+
+
 def _boolean(name: str, value: object) -> bool:
     if isinstance(value, bool):
         return value
@@ -209,5 +220,6 @@ _READERS: dict[str, Callable[[str, object], object]] = {
     "pinned_share": lambda name, value: _number(name, value, least=0.01, most=1.0),
     "is_gone": _function,
     "trace_path": _path,
+    "while_waiting": _while_waiting,
     "stop_timeout_s": lambda name, value: _number(name, value, least=0.0, most=3_600.0),
 }

@@ -19,6 +19,7 @@ from vllm import envs
 from .channel import Endpoint, StepMetadata, StepReports
 from .config import read_options
 from .scheduler import SchedulerHalf, Shape
+from .stepping import Alarm
 from .worker import WorkerHalf
 
 if TYPE_CHECKING:
@@ -80,7 +81,13 @@ class PushKVConnector(KVConnectorBase_V1, SupportsHMA):
             ),
             block_count=kv_cache_config.num_blocks,
             randomized=not envs.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION,
+            steps_ahead=self._vllm_config.max_concurrent_batches,
         )
+
+    @property
+    def alarm(self) -> Alarm | None:
+        """What an engine that waits listens to, if the runtime is in this process."""
+        return None if self.scheduler_half is None else self.scheduler_half.alarm
 
     @property
     def _scheduler(self) -> SchedulerHalf:
@@ -126,7 +133,7 @@ class PushKVConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepMetadata:
         """What the worker reports and submits in this step."""
-        return self._scheduler.step_metadata()
+        return self._scheduler.step_metadata(scheduler_output.total_num_scheduled_tokens)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Take the reports that came from a worker in another process."""

@@ -140,6 +140,16 @@ class Ledger:
         """The attempts whose outcome is not known yet; each has one within a bound."""
         return self._attempts.keys()
 
+    @property
+    def waits(self) -> bool:
+        """Whether the outcome of some attempt is not known yet."""
+        return bool(self._attempts)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether vLLM must hear something in the next step."""
+        return bool(self._due)
+
     def number(self) -> int:
         """A fresh attempt number: one counter per consumer incarnation, none used twice (R9)."""
         return next(self._numbers)

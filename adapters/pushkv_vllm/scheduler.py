@@ -46,6 +46,7 @@ from .identity import RequestName, prompt_digest, read_name, transfer_id
 from .ledger import Entry, Ledger, Parting, Phase
 from .log import logger
 from .params import ConsumerLeg, ProducerLeg, read_params
+from .stepping import PAUSE_S, Alarm, WhileWaiting, install
 
 __all__ = ["SchedulerHalf", "Shape"]
 
@@ -64,6 +65,7 @@ class Shape:
         block_tokens: Tokens per block of each of `groups`.
         block_count: Blocks in the pool.
         randomized: Whether vLLM appends random digits to request ids.
+        steps_ahead: How many steps may be under way at once.
     """
 
     produces: bool
@@ -72,6 +74,7 @@ class Shape:
     block_tokens: tuple[int, ...]
     block_count: int
     randomized: bool
+    steps_ahead: int = 1
 
 
 @frozen
@@ -103,6 +106,7 @@ class SchedulerHalf:
         self.ledger = Ledger()
         self.counts: Counter[str] = Counter()
         self.channel: Channel = Relay()
+        self.alarm: Alarm | None = None
         self._endpoint: Endpoint | None = None
         self._destinations: Pins[int] | None = None
         self._sources: Pins[TransferId] | None = None
@@ -120,7 +124,12 @@ class SchedulerHalf:
         self._endpoint = endpoint
         bridge = find_bridge(endpoint.incarnation)
         if bridge is not None:
-            self.channel = Direct(bridge)
+            self.channel = direct = Direct(bridge)
+            if self.options.while_waiting is not WhileWaiting.STEP:
+                self.alarm = Alarm(lambda: direct.reported() or self.ledger.is_due)
+                bridge.on_report(self.alarm.ring)
+            if self.options.while_waiting is WhileWaiting.SLEEP and not install():
+                logger.warning("pushkv: this vLLM's loop is unknown: the engine pauses, not sleeps")
 
     @property
     def destinations(self) -> Pins[int]:
@@ -290,12 +299,22 @@ class SchedulerHalf:
             )
         )
 
-    def step_metadata(self) -> StepMetadata:
-        """What the workers get with this step."""
+    def step_metadata(self, scheduled_tokens: int) -> StepMetadata:
+        """What the workers get with this step, which computes so many tokens."""
         self.take_reports()
+        if self.alarm is not None and not self.alarm.attended:
+            self._pause(self.alarm, scheduled_tokens)
         due = self.ledger.drain()
         channel = self.channel
         return StepMetadata(channel.outgoing(), due.finished, due.failed, channel.relayed)
+
+    def _pause(self, alarm: Alarm, scheduled_tokens: int) -> None:
+        """Wait a little for reports in a step that has nothing to do, as those before had not."""
+        alarm.empty_steps = 0 if scheduled_tokens or alarm.news() else alarm.empty_steps + 1
+        if alarm.settled(self.shape.steps_ahead) and self.ledger.waits:
+            assert isinstance(self.channel, Direct), "an alarm rings in one process"
+            self.channel.bridge.wait(PAUSE_S)
+            self.take_reports()
 
     def step_output(self, reports: object) -> None:
         """What a step's output brought from the workers."""

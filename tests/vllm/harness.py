@@ -12,7 +12,9 @@ import json
 import os
 import pickle
 import tempfile
+import time
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,7 @@ class ScriptedBridge:
         self.reports: deque[Report] = deque()
         self.attempts: dict[int, Offered] = {}
         self.prefills: dict[TransferId, type[EngineEvent]] = {}
+        self.listener: Callable[[], None] = lambda: None
 
     def submit(self, event: EngineEvent) -> None:
         self.submitted.append(event)
@@ -97,27 +100,40 @@ class ScriptedBridge:
             self.reports.popleft()
         return taken
 
+    def wait(self, bound_s: float) -> bool:
+        until = time.monotonic() + bound_s
+        while not self.reports and time.monotonic() < until:
+            time.sleep(0.0005)
+        return bool(self.reports)
+
+    def on_report(self, call: Callable[[], None]) -> None:
+        self.listener = call
+
+    def report(self, report: Report) -> None:
+        self.reports.append(report)
+        self.listener()
+
     def of(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.submitted if type(event) is kind]
 
     def deliver(self, offered: Offered, *, release: bool = True) -> None:
-        self.reports.append(Delivered(offered.transfer, offered.attempt))
+        self.report(Delivered(offered.transfer, offered.attempt))
         if release:
             self.release(offered)
 
     def fail(
         self, offered: Offered, reason: Reason = Reason.ABORTED, *, retry: bool = False
     ) -> None:
-        self.reports.append(NotDelivered(offered.transfer, offered.attempt, reason, retry))
+        self.report(NotDelivered(offered.transfer, offered.attempt, reason, retry))
 
     def release(self, offered: Offered) -> None:
-        self.reports.append(BlocksReleased(offered.transfer, offered.attempt))
+        self.report(BlocksReleased(offered.transfer, offered.attempt))
 
     def retry(self, offered: Offered) -> None:
-        self.reports.append(RetryDue(offered.transfer, offered.attempt))
+        self.report(RetryDue(offered.transfer, offered.attempt))
 
     def release_source(self, transfer: TransferId) -> None:
-        self.reports.append(SourceReleased(transfer, None))
+        self.report(SourceReleased(transfer, None))
         del self.prefills[transfer]
 
 

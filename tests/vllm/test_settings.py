@@ -74,6 +74,8 @@ def test_an_option_like_no_other_lists_them_all() -> None:
         ("transport_options", []),
         ("listen_host", None),
         ("port", 70_000),
+        ("while_waiting", "doze"),
+        ("while_waiting", True),
         ("port", -1),
         ("port", True),
         ("port", "80"),
