@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,16 +42,16 @@ class Core(EngineCoreProc):
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.scheduler = engine.scheduler
-        self.input_queue = queue.Queue()
-        self.output_queue = queue.Queue()
-        self.aborts_queue = queue.Queue()
+        self.input_queue: queue.Queue[Any] = queue.Queue()
+        self.output_queue: queue.Queue[Any] = queue.Queue()
+        self.aborts_queue: queue.Queue[list[str]] = queue.Queue()
         self.batch_queue = None
         self.engines_running = False
         self.process_input_queue_block = True
         self.publish_dp_lb_stats = False
         self.shutdown_state = EngineShutdownState.RUNNING
         self.vllm_config = SimpleNamespace(shutdown_timeout=0)
-        self._idle_state_callbacks = []
+        self._idle_state_callbacks: list[Any] = []
         self.step_fn = self.one_step
         self.steps = 0
 
@@ -212,7 +213,7 @@ def test_many_come_one_after_the_other(start: Callable[..., Core]) -> None:
         core.add(request_id=f"local{index}", prompt=20)
         time.sleep(moment.random() * 0.004)
         core.engine.bridge.deliver(core.engine.offered)
-        until(lambda name=name: name in core.engine.finish_reasons)
+        until(partial(core.engine.finish_reasons.__contains__, name))
     until(lambda: len(core.engine.finish_reasons) == 100)
 
 
@@ -295,9 +296,12 @@ def test_a_pause_lasts_until_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(while_waiting="pause")
     engine.add("a", 100, remote("a"))
     waited: list[float] = []
-    monkeypatch.setattr(
-        engine.bridge, "wait", lambda bound_s: waited.append(bound_s) or bool(engine.bridge.reports)
-    )
+
+    def wait(bound_s: float) -> bool:
+        waited.append(bound_s)
+        return bool(engine.bridge.reports)
+
+    monkeypatch.setattr(engine.bridge, "wait", wait)
     engine.step()
     for _ in range(10):
         engine.step()
