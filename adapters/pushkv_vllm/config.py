@@ -56,6 +56,8 @@ class Options:
             decode engine has registered for is given up.
         is_gone: The orchestrator's word on lost prefill engines, as "module:function"; see
             `pushkv.runtime.AskWhetherGone`. None for the kernel's alone.
+        metrics_port: Where the runtime serves Prometheus metrics; 0 for nowhere. Engine i of a
+            data-parallel group adds i.
         trace_path: Where the runtime writes its trace; None for nowhere.
         while_waiting: What the engine does while its requests only wait for their KV cache.
         stop_timeout_s: How long shutting down may wait for WRITEs that are under way.
@@ -78,6 +80,7 @@ class Options:
     exposed_share: float = 0.5
     pinned_share: float = 0.5
     is_gone: AskWhetherGone | None = None
+    metrics_port: int = 0
     trace_path: Path | None = None
     while_waiting: WhileWaiting = WhileWaiting.SLEEP
     stop_timeout_s: float = 5.0
@@ -213,6 +216,7 @@ _READERS: dict[str, Callable[[str, object], object]] = {
     "key_path": _path,
     "plaintext": _boolean,
     "port": lambda name, value: _integer(name, value, most=65_535),
+    "metrics_port": lambda name, value: _integer(name, value, most=65_535),
     "model": _text,
     "weights_epoch": _epoch,
     "advertise_push": _boolean,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,7 @@ class WorkerHalf:
         self._vllm_config = vllm_config
         self._kv_cache_config = kv_cache_config
         self._runtime: Runtime | None = None
+        self._end_metrics: Callable[[], None] = lambda: None
         self._kv_caches: Mapping[str, Any] = {}
 
     def start(self, kv_caches: Mapping[str, Any]) -> None:
@@ -80,7 +81,7 @@ class WorkerHalf:
                 incarnation=incarnation,
                 rank=0,
                 listen_host=options.listen_host,
-                listen_port=self._port(),
+                listen_port=self._port(options.port),
                 advertise_host=_advertised(options),
                 credentials=options.credentials,
                 plaintext=options.plaintext,
@@ -93,6 +94,7 @@ class WorkerHalf:
             ),
             load_transport(options.transport, options.transport_options),
         )
+        self._serve_metrics(runtime, engine)
         runtime.start()
         host, port = runtime.address
         self._runtime, self._kv_caches = runtime, kv_caches
@@ -100,8 +102,15 @@ class WorkerHalf:
         publish(incarnation, runtime.bridge)
         logger.info("pushkv: engine %s listens on %s:%d", engine, host, port)
 
-    def _port(self) -> int:
-        port = self.options.port
+    def _serve_metrics(self, runtime: Runtime, engine: EngineId) -> None:
+        port = self._port(self.options.metrics_port)
+        if port:
+            from pushkv.observe.metrics import RuntimeCollector, serve_metrics
+
+            collector = RuntimeCollector(runtime, engine, rank=0)
+            self._end_metrics = serve_metrics(collector, self.options.listen_host, port)
+
+    def _port(self, port: int) -> int:
         return port + self._vllm_config.parallel_config.data_parallel_index if port else 0
 
     def submit(self, events: Iterable[EngineEvent]) -> None:
@@ -126,6 +135,7 @@ class WorkerHalf:
             return
         assert self.endpoint is not None
         withdraw(self.endpoint.incarnation)
+        self._end_metrics()
         if not runtime.stop(self.options.stop_timeout_s):
             logger.warning("pushkv: stopped with WRITEs open; the KV cache stays until exit")
             _still_written.append(self._kv_caches)

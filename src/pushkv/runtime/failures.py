@@ -1,4 +1,4 @@
-"""One structured log line and one counter for every transfer that fails (I8)."""
+"""One counter for every transfer that ends, and one structured log line if it fails (I8)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import Counter
 
 from pushkv.core.consumer import Consumer
 from pushkv.core.effects import (
+    Delivered,
     MemberOutcome,
     MemberTold,
     NotDelivered,
@@ -63,12 +64,16 @@ class Failures:
         self._freed.clear()
 
     def report(self, report: Report, offer: Offered | None) -> None:
-        """Log and count `report` if it is a failure."""
-        if isinstance(report, NotDelivered):
+        """Count `report` if a transfer ends with it, and log it if it is a failure."""
+        if isinstance(report, Delivered):
+            self._counters["delivered"] += 1
+        elif isinstance(report, NotDelivered):
             state = self._failed.get((report.transfer, report.attempt))
             peer = None if state is None else state.producer
             phase = OFFER if state is None else str(state.status)
             self._not_delivered(report, offer, peer, phase)
+        elif isinstance(report, SourceReleased) and report.reason is None:
+            self._counters["served"] += 1
         elif isinstance(report, SourceReleased) and report.reason is not None:
             source = self._freed.get(report.transfer)
             served = None if source is None else source.registration
