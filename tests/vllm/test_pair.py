@@ -12,6 +12,8 @@ import os
 import random
 import secrets
 import socket
+import urllib.request
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from itertools import count
@@ -24,6 +26,7 @@ import pytest_asyncio
 pytest.importorskip("vllm")
 
 from attrs import define, field
+from prometheus_client.parser import text_string_to_metric_families
 from tests.runtime.keys import own_address
 from tests.vllm.harness import prefill, remote
 
@@ -54,6 +57,17 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def scraped(port: int) -> Counter[tuple[str, str]]:
+    """What an engine's metrics say now, by name and outcome, over all causes."""
+    with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    found: Counter[tuple[str, str]] = Counter()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name, sample.labels.get("outcome", "")] += int(sample.value)
+    return found
+
+
 def prompt(tokens: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(3, 1_000), k=tokens)
 
@@ -64,6 +78,7 @@ class Pair:
 
     port: int
     traces: dict[str, Path]
+    metrics: dict[str, int]
     engines: dict[str, Any] = field(factory=dict)
     processes: dict[str, list[Any]] = field(factory=dict)
 
@@ -155,7 +170,9 @@ async def pair(tmp_path_factory: pytest.TempPathFactory, environment: None) -> A
     write_tiny_model(folder / "model")
     secret = folder / "secret"
     secret.write_text(secrets.token_hex(32))
-    both = Pair(free_port(), {name: folder / f"{name}.ndjson" for name in ("prefill", "decode")})
+    names = ("prefill", "decode")
+    traces = {name: folder / f"{name}.ndjson" for name in names}
+    both = Pair(free_port(), traces, {name: free_port() for name in names})
     roles = {"prefill": ("kv_producer", both.port, 0), "decode": ("kv_consumer", 0, 1)}
     for name, (role, port, core) in roles.items():
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(core % (os.cpu_count() or 1))
@@ -169,6 +186,7 @@ async def pair(tmp_path_factory: pytest.TempPathFactory, environment: None) -> A
                 "listen_host": HOST,
                 "shared_secret_path": str(secret),
                 "trace_path": str(both.traces[name]),
+                "metrics_port": both.metrics[name],
             },
         )
         both.engines[name] = AsyncLLM.from_engine_args(
@@ -315,6 +333,20 @@ async def test_every_block_came_back(pair: Pair) -> None:
     assert len(outcomes) > 10
     assert len(set(outcomes)) == len(outcomes)
     assert sorted(released) == sorted(outcomes)
+
+
+@module
+async def test_metrics_count_what_the_trace_has(pair: Pair) -> None:
+    """Of engines that take no step meanwhile."""
+    found = await asyncio.to_thread(scraped, pair.metrics["decode"])
+    assert found["pushkv_running", ""] == 1
+    assert found["pushkv_exposed_blocks", ""] == found["pushkv_quarantined_blocks", ""] == 0
+    assert found["pushkv_exposed_blocks_budget", ""] > 0
+    for outcome, kind in (("delivered", "Delivered"), ("not_delivered", "NotDelivered")):
+        counted = found["pushkv_transfers_total", outcome]
+        assert counted == len(pair.effects("decode", kind)) > 0
+    found = await asyncio.to_thread(scraped, pair.metrics["prefill"])
+    assert found["pushkv_transfers_total", "served"] > 0
 
 
 @module
