@@ -132,7 +132,14 @@ class Watch:
     ) -> None:
         self.gone: list[Worker] = []
         self.quarantined = frozenset([P])
-        self.deaths = Deaths(Duration(int(bound_s * 1e9)), ask, lambda: self.quarantined, self._add)
+        self.is_written_to = False
+        self.deaths = Deaths(
+            Duration(int(bound_s * 1e9)),
+            ask,
+            lambda: self.quarantined,
+            lambda worker: self.is_written_to,
+            self._add,
+        )
 
     def _add(self, event: WriterGone) -> None:
         self.gone.append(event.worker)
@@ -169,6 +176,29 @@ async def test_a_consumer_is_watched_too(child: Child) -> None:
         child.kill()
         await watch.until_gone()
         assert watch.gone == [P]
+        tasks.cancel_scope.cancel()
+
+
+@pytest.mark.asyncio
+async def test_the_proof_is_repeated_until_no_write_to_the_dead_is_open(
+    child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that hangs is given up seconds after the death of who it was made for."""
+    monkeypatch.setattr("pushkv.runtime.deaths.ASK_EVERY_S", 0.01)
+    watch = Watch()
+    watch.is_written_to = True
+    async with anyio.create_task_group() as tasks:
+        watch.deaths.serve(tasks)
+        watch.deaths.joined(PeerJoined(P, evolve(HELLO, process=child.name)))
+        child.kill()
+        with anyio.fail_after(10):
+            while len(watch.gone) < 3:
+                await anyio.sleep(0.01)
+        watch.is_written_to = False
+        await anyio.sleep(0.05)
+        told = len(watch.gone)
+        await anyio.sleep(0.05)
+        assert len(watch.gone) == told
         tasks.cancel_scope.cancel()
 
 

@@ -19,7 +19,7 @@ from pushkv.core.messages import Reason
 from pushkv.runtime import Runtime, RuntimeConfig, SharedSecret
 from pushkv.runtime.credentials import Credentials
 from pushkv.testing.reference_engine import ReferenceCache, ReferenceEngine, Role, generate
-from pushkv.testing.transport_faults import Fate, TransportFaults
+from pushkv.testing.transport_faults import Fate, Stage, TransportFaults
 from pushkv.transport import load_transport
 
 pytestmark = [pytest.mark.nixl, pytest.mark.timeout(60)]
@@ -115,12 +115,20 @@ def test_a_producer_that_is_stopped_is_not_dead() -> None:
         until(lambda: consumer.call("free") == BLOCKS)
 
 
-def test_the_death_of_who_was_written_to_frees_a_source_that_may_still_be_read() -> None:
-    """R14: NIXL hangs in a post to a dead peer over LIBFABRIC, and never says that it is over."""
+@pytest.mark.parametrize("is_late", [False, True])
+def test_the_death_of_who_was_written_to_frees_a_source_that_may_still_be_read(
+    is_late: bool,
+) -> None:
+    """R14: NIXL hangs in a post to a dead peer over LIBFABRIC, and never says that it is over.
+
+    It is noticed before, or after, the death of the peer.
+    """
     cache = ReferenceCache(layers=2, block_count=BLOCKS)
     transport = TransportFaults(load_transport("nixl", BOUNDED))
     transport.fate("t", Fate.UNKNOWN_BUSY)
-    policy = evolve(QUICK, **PATIENT)
+    if is_late:
+        transport.hold(Stage.COMPLETION, "t")
+    policy = evolve(QUICK, **PATIENT | {"hold": seconds(2)})
     runtime = Runtime(RuntimeConfig(EngineId("P"), cache.layout, policy=policy), transport)
     engine = ReferenceEngine(cache, runtime.bridge)
     with NixlNode("D", changes=PATIENT) as consumer:
@@ -130,10 +138,14 @@ def test_the_death_of_who_was_written_to_frees_a_source_that_may_still_be_read()
             address = ProducerAddress(*runtime.address)
             consumer.ready().call("submit", "t", PROMPT, Role.CONSUME, 4, address)
             engine.submit(TransferId("t"), PROMPT, Role.PRODUCE)
-            assert consumer.call("result", "t").prefilled
+            until(lambda: transport.posted, 30)
+            if not is_late:
+                assert consumer.call("result", "t").prefilled
             time.sleep(2 * DEATH_BOUND_S)
             assert len(cache.free) < BLOCKS
             consumer.kill()
+            time.sleep(2 * DEATH_BOUND_S)
+            transport.release(Stage.COMPLETION, "t")
             until(lambda: len(cache.free) == BLOCKS)
         finally:
             runtime.stop(5.0)

@@ -94,6 +94,11 @@ class Sending:
         """The transfers whose source blocks are not released yet."""
         return tuple(self._sources)
 
+    def writes_to(self, consumer: Worker) -> bool:
+        """Whether a WRITE to this consumer is open, or of unknown outcome."""
+        states = (self.producers.states[key] for key in self._served.get(consumer, ()))
+        return any(each.open or each.unknown for each in states)
+
     def doubted_consumers(self) -> frozenset[Worker]:
         """The consumers whose certain death would free a source (R14)."""
         states = self.producers.states

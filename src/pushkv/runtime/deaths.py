@@ -46,6 +46,7 @@ class Deaths:
         death_bound: How long after its process's death a producer's bytes may land.
         ask: The orchestrator's word; None where there is none.
         awaited: The peers whose certain death would give blocks back now.
+        is_written_to: Whether a WRITE to this peer is not over.
         happen: Takes the proof.
     """
 
@@ -54,11 +55,13 @@ class Deaths:
         death_bound: Duration,
         ask: AskWhetherGone | None,
         awaited: Callable[[], frozenset[Worker]],
+        is_written_to: Callable[[Worker], bool],
         happen: Callable[[WriterGone], None],
     ) -> None:
         self._bound_s = death_bound / 1e9
         self._ask = ask
         self._awaited = awaited
+        self._is_written_to = is_written_to
         self._happen = happen
         self._hosts: dict[Worker, str] = {}
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -99,8 +102,8 @@ class Deaths:
                 await anyio.sleep(ASK_EVERY_S)
 
     async def _gone(self, worker: Worker, why: str) -> None:
-        await anyio.sleep(self._bound_s)
         self._hosts.pop(worker, None)
+        await anyio.sleep(self._bound_s)
         log.info(
             "engine %s incarnation %016x rank %d is gone: %s",
             worker.engine,
@@ -109,14 +112,19 @@ class Deaths:
             why,
         )
         self._happen(WriterGone(worker))
+        while self._is_written_to(worker):
+            # NIXL may not have noticed yet: what it says of that WRITE later needs the proof, too.
+            await anyio.sleep(ASK_EVERY_S)
+            self._happen(WriterGone(worker))
 
     async def _ask_on(self, ask: AskWhetherGone) -> None:
+        assert self._tasks is not None, "asked in the tasks that it serves"
         while True:
             await anyio.sleep(ASK_EVERY_S)
             for worker in self._awaited():
                 host = self._hosts.get(worker)
                 if host is not None and await self._is_gone(ask, worker, host):
-                    await self._gone(worker, "the orchestrator says so")
+                    self._tasks.start_soon(self._gone, worker, "the orchestrator says so")
 
     async def _is_gone(self, ask: AskWhetherGone, worker: Worker, host: str) -> bool:
         try:

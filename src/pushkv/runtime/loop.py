@@ -99,7 +99,14 @@ class Loop:
         self._deaths: Deaths | None = None
         bound = transport.capabilities.death_bound
         if bound is not None:
-            self._deaths = Deaths(bound, config.is_gone, self._endpoint.awaited_deaths, deliver)
+            endpoint = self._endpoint
+            self._deaths = Deaths(
+                bound,
+                config.is_gone,
+                endpoint.awaited_deaths,
+                endpoint.sending.writes_to,
+                deliver,
+            )
 
     def serve(self, tasks: TaskGroup) -> None:
         """Watch in `tasks` what is not a socket, until they are cancelled."""
