@@ -11,9 +11,10 @@ import json
 from collections.abc import Callable
 
 from pushkv import wire
+from pushkv.block_map import block_map
 from pushkv.core.errors import PushKVError, RemoteProtocolError
 from pushkv.core.messages import Message
-from pushkv.layout import CacheGroup, CacheLayout, CacheRegion, block_map, split_memory
+from pushkv.layout import CacheGroup, CacheLayout, CacheRegion, split_memory
 from pushkv.transport import Region
 from pushkv_nixl import _codec as nixl
 from pushkv_nixl._metadata import check_metadata

@@ -30,7 +30,6 @@ LAYOUT = CacheLayout(
     "float16",
     "HND",
     tensor_parallel_size=2,
-    pipeline_parallel_size=2,
 )
 
 
@@ -115,8 +114,6 @@ def test_a_key_that_one_end_lacks_is_refused(key: str) -> None:
         (with_layout(kv_layout="NHD"), Refused("layout.kv_layout", "HND", "NHD")),
         (with_layout(tensor_parallel_size=4), Refused("layout.tensor_parallel_size", "2", "4")),
         (with_layout(tensor_parallel_rank=1), Refused("layout.tensor_parallel_rank", "0", "1")),
-        (with_layout(pipeline_parallel_size=3), Refused("layout.pipeline_parallel_size", "2", "3")),
-        (with_layout(pipeline_parallel_rank=1), Refused("layout.pipeline_parallel_rank", "0", "1")),
         (hello(transport="memory"), Refused("transport", "nixl+ucx", "memory")),
         (hello(transport_version="1.6"), Refused("transport_version", "1.5", "1.6")),
         (hello(lease=Duration(5)), Refused("lease", "10000000000 ns", "5 ns")),

@@ -13,6 +13,7 @@ from attrs import frozen
 
 __all__ = [
     "FOREVER",
+    "NO_BLOCK",
     "AttemptId",
     "Blocks",
     "Duration",
@@ -48,6 +49,9 @@ FOREVER = Instant(2**63 - 1)
 Blocks = tuple[tuple[int, ...], ...]
 """Block ids of one request at one rank: one tuple per KV cache group, in token order."""
 
+NO_BLOCK = 2**32 - 1
+"""Stands in `Blocks` for tokens that are not kept: those that left a sliding window."""
+
 
 def seconds(value: float) -> Duration:
     """A duration of `value` seconds, rounded to nanoseconds."""
@@ -56,7 +60,7 @@ def seconds(value: float) -> Duration:
 
 def block_count(blocks: Blocks) -> int:
     """The number of blocks in all groups."""
-    return sum(len(group) for group in blocks)
+    return sum(len(group) - group.count(NO_BLOCK) for group in blocks)
 
 
 @frozen(order=True)

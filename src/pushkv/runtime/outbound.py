@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 from attrs import define, evolve
 
+from pushkv.block_map import block_map
 from pushkv.core.effects import PeerJoined, PermitEnded, PermitGranted, PostWrite
 from pushkv.core.errors import PushKVError, RemoteProtocolError
 from pushkv.core.events import WriteClosed
 from pushkv.core.ids import AttemptId, Epoch, Worker
 from pushkv.core.messages import Hello, Message
-from pushkv.layout import CacheLayout, block_map, join_memory, split_memory
+from pushkv.layout import CacheLayout, join_memory, split_memory
 from pushkv.transport import Completion, Permit, Transport, Write
 
 __all__ = ["Outbound"]
