@@ -160,6 +160,11 @@ class CacheLayout:
         return Ranks(self.tensor_parallel_size, self.pipeline_parallel_size)
 
     @property
+    def rank(self) -> int:
+        """This rank's number among them."""
+        return self.pipeline_parallel_rank * self.tensor_parallel_size + self.tensor_parallel_rank
+
+    @property
     def heads(self) -> tuple[int, ...]:
         """KV heads of the whole model in each group, or `NO_HEADS`."""
         return tuple(group.heads_total for group in self.groups)

@@ -217,6 +217,8 @@ def test_attempt_numbers_are_used_once() -> None:
         ({"start": 9}, r"tokens \[9, 8\)"),
         ({"start": -1}, r"tokens \[-1, 8\)"),
         ({"consumer_ranks": (1, 2)}, "of which this is 0"),
+        ({"served": ((1,),)}, r"served = \(\(1,\),\): .*, of which this is 0"),
+        ({"served": ((0,), (0,))}, "expected for each producer the consumer ranks"),
     ],
 )
 def test_an_offer_that_contradicts_itself_is_ours_to_mend(

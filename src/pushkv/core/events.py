@@ -49,6 +49,8 @@ class Offered:
             `start` is the first token of the first block.
         failures: Attempts of this transfer that failed before.
         consumer_ranks: All consumer ranks of the attempt.
+        served: For each of `producers`, the consumer ranks that it serves, this one among them;
+            empty where each serves all of them.
     """
 
     transfer: TransferId
@@ -60,6 +62,7 @@ class Offered:
     prompt_digest: bytes
     consumer_ranks: tuple[int, ...] = (0,)
     failures: int = 0
+    served: tuple[tuple[int, ...], ...] = ()
 
 
 @frozen

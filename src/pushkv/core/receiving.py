@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
+from attrs import evolve
+
 from . import consumer as consumer_machine
 from . import consumer_actions, rules
 from . import request as request_machine
@@ -138,6 +140,12 @@ class Receiving:
                 f"transfer {event.transfer!r}: tokens [{event.start}, {event.end}) at consumer "
                 f"ranks {event.consumer_ranks}, of which this is {self._me.rank}"
             )
+        served = event.served or (event.consumer_ranks,) * len(event.producers)
+        if len(served) != len(event.producers) or any(self._me.rank not in each for each in served):
+            raise LocalProtocolError(
+                f"transfer {event.transfer!r}: served = {event.served}: expected for each producer "
+                f"the consumer ranks that it serves, of which this is {self._me.rank}"
+            )
         self._attempt_max = event.attempt
         reason = self._refusal(event, now)
         if reason is not None:
@@ -153,8 +161,8 @@ class Receiving:
         self._blocks[event.transfer, event.attempt] = block_count(event.blocks)
         self.exposed_blocks += block_count(event.blocks)
         attempts = [self._attempt(event, address.rank) for address in event.producers]
-        for attempt, address in zip(attempts, event.producers, strict=True):
-            out += self._register(event, attempt, address, ranks, now)
+        for attempt, address, each in zip(attempts, event.producers, served, strict=True):
+            out += self._register(evolve(event, consumer_ranks=each), attempt, address, ranks, now)
         for attempt in attempts:
             out += self._hand_over(attempt, now)
         return out

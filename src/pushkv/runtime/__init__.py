@@ -6,6 +6,7 @@ from .config import RuntimeConfig, new_incarnation
 from .credentials import Certificates, SharedSecret
 from .deaths import AskWhetherGone
 from .health import Health
+from .rank_bridges import RankBridges
 from .runtime import Runtime
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "Certificates",
     "Health",
     "Limits",
+    "RankBridges",
     "Runtime",
     "RuntimeConfig",
     "SharedSecret",

@@ -89,6 +89,8 @@ class RuntimeConfig:
     def __attrs_post_init__(self) -> None:
         if not self.engine:
             raise ConfigurationError("engine", self.engine, "a name")
+        if self.layout.ranks.count > 1 and self.rank != self.layout.rank:
+            raise ConfigurationError("rank", self.rank, f"{self.layout.rank}, as in the layout")
         if not 0 <= self.listen_port <= 65535:
             raise ConfigurationError("listen_port", self.listen_port, "0 to 65535")
         if self.plaintext and self.credentials is not None:

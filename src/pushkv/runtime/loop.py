@@ -190,7 +190,7 @@ class Loop:
     def _happen(self, event: Event) -> None:
         """One event; what contradicts the contract is logged and harms nothing else."""
         try:
-            effects = self._endpoint.handle(event, Instant(self._clock()))
+            effects = self._endpoint.handle(self._outbound.read(event), Instant(self._clock()))
         except LocalProtocolError as error:
             self._counters["local_protocol_error"] += 1
             log.exception("%s was not accepted: %s", type(event).__name__, error)

@@ -7,18 +7,21 @@ from collections.abc import Callable
 
 from attrs import define, evolve
 
-from pushkv.block_map import block_map
+from pushkv.block_map import block_map, check_pair
 from pushkv.core.effects import PeerJoined, PermitEnded, PermitGranted, PostWrite
 from pushkv.core.errors import PushKVError, RemoteProtocolError
-from pushkv.core.events import WriteClosed
+from pushkv.core.events import Event, MessageReceived, WriteClosed
 from pushkv.core.ids import AttemptId, Epoch, Worker
-from pushkv.core.messages import Hello, Message
+from pushkv.core.messages import Hello, Message, Register
 from pushkv.layout import CacheLayout, join_memory, split_memory
 from pushkv.transport import Completion, Permit, Transport, Write
 
 __all__ = ["Outbound"]
 
 log = logging.getLogger("pushkv.runtime")
+
+OTHER_LAYOUT = b""
+"""The digest of no layout."""
 
 
 @define
@@ -58,6 +61,33 @@ class Outbound:
             return message
         return evolve(message, memory=join_memory(self._layout, self._transport.memory()))
 
+    def read(self, event: Event) -> Event:
+        """`event` as the core is to see it.
+
+        A REGISTER whose ranks are not those of the plan was made for another layout than we have,
+        and is refused like one (a consumer that waits for too few ranks would miss bytes).
+        """
+        if not isinstance(event, MessageReceived) or not isinstance(event.message, Register):
+            return event
+        register = event.message
+        attempt = register.attempt
+        worker = Worker(attempt.consumer, attempt.consumer_incarnation, attempt.consumer_rank)
+        peer = self._peers.get(worker)
+        if peer is None or peer.layout is None or self._agrees(register, peer.layout):
+            return event
+        return evolve(event, message=evolve(register, layout_digest=OTHER_LAYOUT))
+
+    def _agrees(self, register: Register, consumer: CacheLayout) -> bool:
+        if self._layout.ranks.count == consumer.ranks.count == 1:
+            return True
+        plan = self._layout.plan_to(consumer)
+        rank = register.attempt.consumer_rank
+        return (
+            rank == consumer.rank
+            and register.producer_ranks == plan.producers_of(rank)
+            and register.consumer_ranks == plan.consumers_of(self._layout.rank)
+        )
+
     def joined(self, effect: PeerJoined) -> None:
         """A consumer's memory is known; it may be one we know already, over a newer link."""
         peer = self._peers.setdefault(effect.peer, _Peer())
@@ -66,6 +96,7 @@ class Outbound:
             layout, memory = split_memory(effect.hello.memory)
             if layout.description() != effect.hello.layout:
                 raise RemoteProtocolError("hello.memory", "another layout", "hello.layout")
+            check_pair(self._layout, layout)
         except PushKVError as error:
             log.warning("memory of %s cannot be used: %s", effect.peer.engine, error)
             return
@@ -107,6 +138,10 @@ class Outbound:
             )
         except PushKVError as error:
             self._fail(WriteClosed(attempt, effect.part.number, "failed", str(error)))
+            return
+        if not len(source) and not self._transport.capabilities.done_means_visible:
+            cause = "nothing to write, and no arrival would say so"
+            self._fail(WriteClosed(attempt, effect.part.number, "failed", cause))
             return
         permit = self._permits.setdefault(effect.epoch, Permit())
         self._open[attempt, effect.part.number] = worker

@@ -35,7 +35,7 @@ from pushkv.core.events import Arrived, Cancelled, Computed, Offered, PrefillAbo
 from pushkv.core.ids import TransferId
 from pushkv.core.messages import Reason
 from pushkv.layout import CacheGroup, CacheLayout, CacheRegion
-from pushkv.runtime import Bridge
+from pushkv.runtime import Bridge, RankBridges
 
 __all__ = ["Generation", "ReferenceCache", "ReferenceEngine", "Role", "generate", "prompt_digest"]
 
@@ -54,6 +54,7 @@ class ReferenceCache:
     def __init__(self, layers: int = 8, block_count: int = 512, block_tokens: int = 16) -> None:
         shape = (layers, block_count, block_tokens, KV_BYTES)
         self.bytes: NDArray[np.uint8] = np.zeros(shape, dtype=np.uint8)
+        self.layers = layers
         self.block_tokens = block_tokens
         self.block_count = block_count
         self.free = list(range(block_count))
@@ -81,23 +82,30 @@ class ReferenceCache:
 
     def extend(self, blocks: tuple[int, ...], at: int, token: int) -> None:
         """Write the KV of `token` at position `at`."""
-        before = self._at(blocks, at - 1).tobytes() if at else b""
+        before = self.read(blocks, at - 1, at).tobytes() if at else b""
         seed = before + token.to_bytes(8, "little")
         kv = b"".join(
             blake2b(seed, digest_size=KV_BYTES, salt=bytes([layer])).digest()
-            for layer in range(self.bytes.shape[0])
+            for layer in range(self.layers)
         )
-        self._at(blocks, at)[:] = np.frombuffer(kv, dtype=np.uint8).reshape(-1, KV_BYTES)
+        self.write(blocks, at, np.frombuffer(kv, dtype=np.uint8).reshape(-1, KV_BYTES))
 
     def next_token(self, blocks: tuple[int, ...], length: int) -> int:
         """The token that follows: a function of every byte of the first `length` positions."""
-        layers = self.bytes.shape[0]
-        pages = self.bytes[:, list(blocks)].reshape(layers, -1, KV_BYTES)[:, :length]
-        digest = blake2b(pages.tobytes(), digest_size=8).digest()
+        digest = blake2b(self.read(blocks, 0, length).tobytes(), digest_size=8).digest()
         return int.from_bytes(digest, "little") % VOCABULARY
 
-    def _at(self, blocks: tuple[int, ...], at: int) -> NDArray[np.uint8]:
-        return self.bytes[:, blocks[at // self.block_tokens], at % self.block_tokens]
+    def read(self, blocks: tuple[int, ...], start: int, end: int) -> NDArray[np.uint8]:
+        """The KV of positions [start, end): shape (layers, positions, 64), dtype uint8."""
+        first = start // self.block_tokens
+        ids = list(blocks[first : self.blocks_of(end)])
+        pages = self.bytes[:, ids].reshape(self.layers, -1, KV_BYTES)
+        skipped = first * self.block_tokens
+        return pages[:, start - skipped : end - skipped]
+
+    def write(self, blocks: tuple[int, ...], at: int, kv: NDArray[np.uint8]) -> None:
+        """Set the KV of position `at`: shape (layers, 64), dtype uint8."""
+        self.bytes[:, blocks[at // self.block_tokens], at % self.block_tokens] = kv
 
 
 def generate(cache: ReferenceCache, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
@@ -173,7 +181,9 @@ class ReferenceEngine:
     on other blocks: its old ones come back with `BlocksReleased`, whenever that is.
     """
 
-    def __init__(self, cache: ReferenceCache, bridge: Bridge, chunk_tokens: int = 256) -> None:
+    def __init__(
+        self, cache: ReferenceCache, bridge: Bridge | RankBridges, chunk_tokens: int = 256
+    ) -> None:
         self.cache = cache
         self._bridge = bridge
         self._chunk_tokens = chunk_tokens
