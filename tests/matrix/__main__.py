@@ -11,13 +11,13 @@ import anyio
 from rich.console import Console
 from tests.lanes import LANES, OVER_UCX
 
+from pushkv.demo.systems import PULL, PUSH, SYSTEMS, System, new_name
 from pushkv.demo.tiny_model import write_tiny_model
 
 from .fleet import Answer, Fleet, fleet
 from .network import NETWORK_FAULTS, impossible
 from .reference import REFERENCE_FAULTS, Stage, one_run
 from .rows import Row, Rows, show
-from .systems import PULL, PUSH, SYSTEMS, System, new_name
 from .vllm_faults import FAULTS, Scene
 
 BACK_WITHIN_S = 30.0

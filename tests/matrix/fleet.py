@@ -16,8 +16,7 @@ from attrs import define, evolve, field, frozen
 
 from pushkv.demo.engines import vllm_server
 from pushkv.demo.supervise import Launched, ServerSpec, free_ports, launched, until_ready
-
-from .systems import Json, Place, System
+from pushkv.demo.systems import Json, Place, System
 
 __all__ = ["ANSWER_S", "Answer", "Fleet"]
 

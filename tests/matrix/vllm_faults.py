@@ -10,10 +10,10 @@ from functools import partial
 import anyio
 from attrs import define, field
 
+from pushkv.demo.systems import HOLD_S, new_name
 from pushkv.demo.tiny_model import make_prompt
 
 from .fleet import Answer, Fleet
-from .systems import HOLD_S, new_name
 
 __all__ = ["FAULTS", "Scene"]
 

@@ -148,7 +148,10 @@ def _length(where: str, value: object) -> int:
 
 
 def _timestamp(where: str, value: object) -> float:
-    if type(value) not in (int, float) or not 0 <= float(value) < float("inf"):  # type: ignore[arg-type]
+    if (
+        not isinstance(value, int | float)
+        or isinstance(value, bool)
+        or not 0 <= value < float("inf")
+    ):
         raise ConfigurationError(f"{where}: timestamp", value, "milliseconds, at least 0")
-    assert isinstance(value, int | float)
     return value

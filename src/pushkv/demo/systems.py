@@ -1,4 +1,4 @@
-"""The three systems under the same faults: pushkv, and vLLM's own push and pull connectors."""
+"""Three ways to hand KV over: pushkv, and vLLM's own push and pull connectors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class System:
         prefill: Parameters of the prefill leg, by the name of the hand-over.
         decode: Those of a decode leg that goes out at the same time; None where the prefill leg's
             answer is needed first.
-        frame: What a stranger sends to the control port, as ZeroMQ or as it is.
+        is_zeromq: Whether its control port speaks ZeroMQ.
+        hold_option: Option of its connector that bounds how long finished KV waits, in seconds.
     """
 
     name: str
@@ -42,6 +43,7 @@ class System:
     prefill: Callable[[str], Json]
     decode: Callable[[str, Place], Json] | None
     is_zeromq: bool
+    hold_option: str
 
 
 def new_name() -> str:
@@ -124,6 +126,7 @@ PUSHKV = System(
         "tp_size": 1,
     },
     is_zeromq=False,
+    hold_option="hold_s",
 )
 PUSH = System(
     "NixlPushConnector",
@@ -132,8 +135,15 @@ PUSH = System(
     _vllm_prefill,
     _push_decode,
     is_zeromq=True,
+    hold_option="kv_lease_duration",
 )
 PULL = System(
-    "NixlConnector", _vllm("NixlConnector"), _side_channel, _vllm_prefill, None, is_zeromq=True
+    "NixlConnector",
+    _vllm("NixlConnector"),
+    _side_channel,
+    _vllm_prefill,
+    None,
+    is_zeromq=True,
+    hold_option="kv_lease_duration",
 )
 SYSTEMS: dict[str, System] = {each.name: each for each in (PUSHKV, PUSH, PULL)}

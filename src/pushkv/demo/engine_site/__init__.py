@@ -1,0 +1,1 @@
+"""What an engine's interpreter does first when it is measured: see `sitecustomize`."""
