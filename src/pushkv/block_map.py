@@ -8,7 +8,8 @@ the axes that are contiguous at both ends fall together. Stretches of one length
 do regions of one geometry: so rows are computed once for each kind, with numpy, and merged where
 they adjoin at both ends. An opaque group is mapped block by block.
 
-Nothing is written but the tokens asked for and, of opaque blocks, the rest of the last block.
+Nothing is written but the tokens asked for and, of opaque blocks and of pages with K transposed at
+both ends, the rest of the last one.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
+from pushkv.cache_groups import TRANSPOSED
 from pushkv.core.errors import ConfigurationError, LocalProtocolError, RemoteProtocolError
 from pushkv.core.ids import NO_BLOCK, Blocks
 from pushkv.layout import CacheGroup, CacheLayout, difference
@@ -122,6 +124,7 @@ def block_map(
         first = (start - source_start, start - destination_start)
         stretches = _stretches(ours, theirs, (source_ids, destination_ids), first, end - start)
         stretches = _wanted(stretches, place, ours.window_tokens)
+        _fill_up(stretches, ours, theirs)
         pieces += _group_rows(source, destination, place, stretches)
     if not pieces:
         nothing = np.zeros((0, 2), dtype=np.uint64)
@@ -144,6 +147,12 @@ def check_pair(source: CacheLayout, destination: CacheLayout) -> None:
         raise ConfigurationError(
             f"layout.{name}", dict(theirs).get(name), f"{dict(ours).get(name)} as here"
         )
+    for place, (here, there) in enumerate(zip(source.groups, destination.groups, strict=True)):
+        numbers = [cells.element_bytes for cells in (here.cells, there.cells) if cells is not None]
+        if len({each for each in numbers if each}) > 1:
+            raise ConfigurationError(
+                f"layout.element_bytes[{place}]", numbers[1], f"{numbers[0]} as here"
+            )
     if source.pipeline_parallel_size == destination.pipeline_parallel_size == 1:
         return
     for place, (here, there) in enumerate(zip(source.groups, destination.groups, strict=True)):
@@ -220,6 +229,16 @@ def _stretches(
 
     (here, our_page, our_offset), (there, their_page, their_offset) = end(0, ours), end(1, theirs)
     return _Stretches(tokens, (here, there), (our_page, their_page), (our_offset, their_offset))
+
+
+def _fill_up(stretches: _Stretches, ours: CacheGroup, theirs: CacheGroup) -> None:
+    """Let the last page move whole where part of it would be a row for every number."""
+    if ours.cells is None or theirs.cells is None or not len(stretches.tokens):
+        return
+    alike = ours.cells.page_tokens == theirs.cells.page_tokens
+    begins = stretches.offsets[0][-1] == stretches.offsets[1][-1] == 0
+    if ours.cells.axes == theirs.cells.axes == TRANSPOSED and alike and begins:
+        stretches.tokens[-1] = ours.cells.page_tokens
 
 
 def _wanted(stretches: _Stretches, place: int, window_tokens: int) -> _Stretches:
@@ -303,24 +322,34 @@ def _kind_rows(
     heads = _heads(source, destination, ours)
     held = source.heads_here(ours), destination.heads_here(theirs)
     cell = block_bytes // (ours.block_tokens * len(held[0]) * ours.cells.planes)
-    steps = []
+    element = max(ours.cells.element_bytes, theirs.cells.element_bytes) or cell
+    planes = []
     for side, cells in enumerate((ours.cells, theirs.cells)):
-        step = {axis: cell * each for axis, each in cells.strides(len(held[side])).items()}
         page_bytes = cell * cells.page_tokens * len(held[side]) * cells.planes
-        firsts[side] = (
+        firsts[side] = firsts[side] + stretches.pages[side] * page_bytes
+        planes.append(
+            [
+                step if cells.element_bytes else step | {"C": element}
+                for step in cells.steps(len(held[side]), cell)
+            ]
+        )
+    parts = []
+    for steps in zip(*planes, strict=True):
+        begins = [
             firsts[side]
-            + stretches.pages[side] * page_bytes
+            + step["first"]
             + stretches.offsets[side] * step["N"]
             + (heads.start - held[side].start) * step["H"]
-        )
-        steps.append(step)
-    parts = []
-    for tokens in np.unique(stretches.tokens):
-        chosen = stretches.tokens == tokens
-        sizes = {"K": ours.cells.planes, "H": len(heads), "N": int(tokens)}
-        offsets, length = _pattern(sizes, steps, cell)
-        here, there = (np.add.outer(firsts[side][chosen], offsets[side]).ravel() for side in (0, 1))
-        parts.append(_Rows(here, there, np.full(len(here), length, dtype=np.int64)))
+            for side, step in enumerate(steps)
+        ]
+        for tokens in np.unique(stretches.tokens):
+            chosen = stretches.tokens == tokens
+            sizes = {"C": cell // element, "H": len(heads), "N": int(tokens)}
+            offsets, length = _pattern(sizes, steps, element)
+            here, there = (
+                np.add.outer(begins[side][chosen], offsets[side]).ravel() for side in (0, 1)
+            )
+            parts.append(_Rows(here, there, np.full(len(here), length, dtype=np.int64)))
     if not parts:
         none = np.zeros(0, dtype=np.int64)
         return _Rows(none, none, none)
@@ -332,14 +361,14 @@ def _kind_rows(
 
 
 def _pattern(
-    sizes: dict[str, int], steps: Sequence[dict[str, int]], cell_bytes: int
+    sizes: dict[str, int], steps: Sequence[dict[str, int]], element_bytes: int
 ) -> tuple[_Pair, int]:
     """Where the rows of one stretch begin at both ends, and their length in bytes.
 
     Axes fall together, from the innermost on, as long as they are contiguous at both ends.
     """
     ours, theirs = steps
-    length = cell_bytes
+    length = element_bytes
     left = []
     for axis in sorted((axis for axis in sizes if sizes[axis] > 1), key=lambda axis: theirs[axis]):
         if ours[axis] == theirs[axis] == length:

@@ -20,7 +20,9 @@ __all__ = ["ADDRESS_MOST", "CacheGroup", "CacheRegion", "Cells", "Columns", "bou
 
 ADDRESS_MOST = 2**63 - 1
 LAYER_MOST = 2**16
-AXES = ("HN", "NH", "KHN", "KNH", "HKN", "NKH", "HNK", "NHK")
+TRANSPOSED = "HTN"
+"""Heads outermost; of each all of K, then all of V; K by number of the vector, V by token."""
+AXES = ("HN", "NH", "KHN", "KNH", "HKN", "NKH", "HNK", "NHK", TRANSPOSED)
 """Orders of a page's axes, outermost first: K and V, heads, tokens; within lies a head's vector."""
 
 
@@ -75,10 +77,11 @@ class Cells:
 
     Attributes:
         axes: Order of a page's axes, outermost first: one of `AXES`; K is left out where
-            `planes` is 1.
+            `planes` is 1. Where K is transposed (``HTN``) its cells do not lie together.
         heads_total: KV heads of the whole model; 1 for a latent that every rank holds (MLA).
         page_tokens: Tokens per page.
         planes: 2 where K and V are cells of their own in one region, else 1.
+        element_bytes: Bytes of one number of a vector, where K is transposed; else 0.
 
     Raises:
         ConfigurationError: A number is out of its bounds, or the axes are unknown.
@@ -88,24 +91,36 @@ class Cells:
     heads_total: int
     page_tokens: int
     planes: int = 1
+    element_bytes: int = 0
 
     def __attrs_post_init__(self) -> None:
+        transposed = self.axes == TRANSPOSED
+        bounded("element_bytes", self.element_bytes, int(transposed), 64 * int(transposed))
         bounded("heads_total", self.heads_total, 1, TOKENS_MOST)
         bounded("page_tokens", self.page_tokens, 1, TOKENS_MOST)
         bounded("planes", self.planes, 1, 2)
-        if self.axes not in AXES or ("K" in self.axes) != (self.planes > 1):
+        apart = "K" in self.axes or transposed
+        if self.axes not in AXES or apart != (self.planes > 1):
             raise ConfigurationError(
-                "axes", self.axes, f"one of {AXES}, with K where planes is not 1"
+                "axes", self.axes, f"one of {AXES}, with K or T where planes is not 1"
             )
 
-    def strides(self, heads: int) -> dict[str, int]:
-        """From one cell to the next along each axis, in cells; K, H and N."""
+    def steps(self, heads: int, cell_bytes: int) -> list[dict[str, int]]:
+        """For each plane, in bytes: where it begins in a page, and the step along each axis.
+
+        Keys are ``first``, ``H`` (heads), ``N`` (tokens) and ``C`` (the numbers of a vector).
+        """
+        number = self.element_bytes or cell_bytes
+        if self.axes == TRANSPOSED:
+            half = self.page_tokens * cell_bytes
+            step = {"first": 0, "H": 2 * half, "N": number, "C": self.page_tokens * number}
+            return [step, step | {"first": half, "N": cell_bytes, "C": number}]
         sizes = {"K": self.planes, "H": heads, "N": self.page_tokens}
-        stride, found = 1, {"K": 0}
+        step, stride = {"C": number}, cell_bytes
         for axis in reversed(self.axes):
-            found[axis] = stride
+            step[axis] = stride
             stride *= sizes[axis]
-        return found
+        return [step | {"first": plane * step.get("K", 0)} for plane in range(self.planes)]
 
 
 @frozen
@@ -202,6 +217,10 @@ class CacheGroup:
                     "block_bytes",
                     region.block_bytes,
                     f"a multiple of {cells}: block_tokens x heads here x planes",
+                )
+            if region.block_bytes // cells % (self.cells.element_bytes or 1):
+                raise ConfigurationError(
+                    "element_bytes", self.cells.element_bytes, "a divisor of a cell's bytes"
                 )
         return tuple(region.block_bytes // cells for region in self.regions)
 

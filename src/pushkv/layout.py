@@ -66,7 +66,13 @@ _REGION = record(
     )
 )
 _CELLS = record(
-    (("axes", text(3)), ("heads_total", _NUMBER), ("page_tokens", _NUMBER), ("planes", _NUMBER))
+    (
+        ("axes", text(3)),
+        ("heads_total", _NUMBER),
+        ("page_tokens", _NUMBER),
+        ("planes", _NUMBER),
+        ("element_bytes", _NUMBER),
+    )
 )
 _GROUP = record(
     (

@@ -14,7 +14,7 @@ from pushkv.rank_plan import Ranks, heads_held
 Bytes = NDArray[np.uint8]
 Places = NDArray[np.int64]
 PARALLEL = (1, 2, 3, 4)
-ORDERS = {1: ("HN", "NH"), 2: ("KHN", "KNH", "HKN", "NKH", "HNK", "NHK")}
+ORDERS = {1: ("HN", "NH"), 2: ("KHN", "KNH", "HKN", "NKH", "HNK", "NHK", "HTN", "HTN")}
 
 
 @attrs.frozen
@@ -64,9 +64,19 @@ class Rank:
             return None
         region = cache.regions[cache.layers.index(layer)]
         held = self.layout.heads_here(cache)
-        sizes = {"K": cells.planes, "H": len(held), "N": cells.page_tokens}
         page, within = divmod((token - self.first) % cache.block_tokens, cells.page_tokens)
         pages = cache.block_tokens // cells.page_tokens
+        if cells.axes == "HTN":
+            halves = np.arange(region.block_bytes).reshape(
+                pages, len(held), 2, cells.page_tokens, -1
+            )[page]
+            vector = halves.shape[-1]
+            keys = halves[:, 0].reshape(len(held), vector, cells.page_tokens).swapaxes(1, 2)
+            both: Places = np.concatenate((keys, halves[:, 1]), axis=2)[head - held.start, within]
+            start = region.address - self.memory.ctypes.data + block * region.block_stride_bytes
+            both += start
+            return both
+        sizes = {"K": cells.planes, "H": len(held), "N": cells.page_tokens}
         whole = np.arange(region.block_bytes).reshape(
             pages, *(sizes[axis] for axis in cells.axes), -1
         )[page]
@@ -113,7 +123,7 @@ def make_rank(
         CacheGroup(
             style.block,
             tuple(CacheRegion(base + a, size, count, -1, step) for a, size, count, step in regions),
-            Cells(style.axes, group.heads, style.page, group.planes),
+            Cells(style.axes, group.heads, style.page, group.planes, int(style.axes == "HTN")),
             layers,
             len(group.layers),
             group.window,

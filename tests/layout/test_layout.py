@@ -225,7 +225,7 @@ def with_group(**changes: object) -> list[object]:
 
 def with_cells(*cells: object) -> list[object]:
     return with_group(
-        regions=[[4096, 64, 8, -1, 64]], cells=[list(cells)], layers=[0], layers_total=1
+        regions=[[4096, 64, 8, -1, 64]], cells=[[*cells, 0][:5]], layers=[0], layers_total=1
     )
 
 
@@ -250,6 +250,9 @@ def with_cells(*cells: object) -> list[object]:
         (with_cells("HN", 2, 16, 2), "layout.groups[0].axes", "HN"),
         (with_cells("HNK", 2, 16, 1), "layout.groups[0].axes", "HNK"),
         (with_cells("HN", 0, 16, 1), "layout.groups[0].heads_total", 0),
+        (with_cells("HTN", 2, 16, 2), "layout.groups[0].element_bytes", 0),
+        (with_cells("HN", 2, 16, 1, 4), "layout.groups[0].element_bytes", 4),
+        (with_cells("HTN", 2, 8, 2, 3), "layout.element_bytes", 3),
         (with_cells("HN", 3, 16, 1), "layout.heads_total", 3),
         (with_cells("HN", 2, 5, 1), "layout.groups[0].page_tokens", 5),
         (with_cells("HNK", 2, 16, 3), "layout.groups[0].planes", 3),
