@@ -20,13 +20,23 @@ from pushkv.core.effects import (
     SourceReleased,
 )
 from pushkv.core.errors import ConfigurationError
-from pushkv.core.events import Arrived, Cancelled, Computed, EngineEvent, Offered, PrefillAborted
+from pushkv.core.events import (
+    Arrived,
+    Cancelled,
+    Computed,
+    EngineEvent,
+    Offered,
+    PrefillAborted,
+    PrefillPreempted,
+    PrefillResumed,
+    Readmitted,
+    TakenBack,
+)
 from pushkv.core.ids import TransferId
 from pushkv.core.messages import Reason
 from pushkv.runtime import Bridge
+from pushkv.testing.reference_cache import KV_BYTES, VOCABULARY
 from pushkv.testing.reference_engine import (
-    KV_BYTES,
-    VOCABULARY,
     Generation,
     ReferenceCache,
     ReferenceEngine,
@@ -56,8 +66,8 @@ def until(condition: Callable[[], object]) -> None:
 class Rig:
     """An engine whose runtime is the test: it reads the events and makes the reports."""
 
-    def __init__(self, block_count: int = BLOCKS) -> None:
-        self.cache = make_cache(block_count)
+    def __init__(self, block_count: int = BLOCKS, cache: ReferenceCache | None = None) -> None:
+        self.cache = cache or make_cache(block_count)
         self.bridge = Bridge(lambda: None)
         self.engine = ReferenceEngine(self.cache, self.bridge, chunk_tokens=4)
         self.events: list[EngineEvent] = []
@@ -104,6 +114,21 @@ class Rig:
 
 def right(count: int = 4) -> tuple[int, ...]:
     return generate(make_cache(), PROMPT, count)
+
+
+class InterruptedCache(ReferenceCache):
+    """Calls once, in the engine's thread, when it is about to compute what comes after `at`."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(LAYERS, BLOCKS, BLOCK_TOKENS)
+        self._at_most = at
+        self.call: Callable[[], None] = lambda: None
+
+    def extend(self, blocks: tuple[int, ...], at: int, token: int) -> None:
+        super().extend(blocks, at, token)
+        if at == self._at_most:
+            self._at_most = -1
+            self.call()
 
 
 # -- the tokens
@@ -301,6 +326,72 @@ def test_a_source_that_is_released_before_its_prefill_is_over_is_not_pinned_for_
 
 
 # -- too much, or wrong
+
+
+def test_a_preempted_prefill_begins_again_on_other_blocks_and_keeps_the_old_ones() -> None:
+    cache = InterruptedCache(at=5)
+    with Rig(cache=cache) as rig:
+        cache.call = lambda: rig.engine.preempt(T)
+        result = rig.engine.submit(T, PROMPT, Role.PRODUCE)
+        assert result.result(10).prefilled
+        rig.events += rig.bridge.events()
+        kinds = [type(each) for each in rig.events]
+        assert kinds[0] is Arrived
+        cut = kinds.index(PrefillPreempted)
+        assert kinds[cut + 1] is PrefillResumed
+        before, after = rig.events[1:cut], rig.events[cut + 2 :]
+        computed = [each for each in (*before, *after) if isinstance(each, Computed)]
+        assert [each.tokens for each in computed] == [4, 8, 4, 8, 12, 14]
+        assert not set(computed[0].blocks[0]) & set(computed[-1].blocks[0])
+        assert rig.free == BLOCKS - 2 * len(computed[0].blocks[0])
+        assert rig.engine.preemptions == 1
+        rig.bridge.report(SourceReleased(T, None))
+        until(rig.conserved)
+
+
+def test_a_prefill_is_not_preempted_where_there_are_no_other_blocks() -> None:
+    cache = InterruptedCache(at=5)
+    with Rig(cache=cache) as rig:
+        taken = [cache.free.pop() for _ in range(BLOCKS - NEEDED)]
+        cache.call = lambda: rig.engine.preempt(T)
+        assert rig.engine.submit(T, PROMPT, Role.PRODUCE).result(10).prefilled
+        assert rig.engine.preemptions == 0
+        cache.free.extend(taken)
+        rig.bridge.report(SourceReleased(T, None))
+        until(rig.conserved)
+
+
+def test_a_request_that_is_preempted_while_it_decodes_is_computed_here() -> None:
+    cache = InterruptedCache(at=len(PROMPT) + 1)
+    with Rig(cache=cache) as rig:
+        result = rig.engine.submit(T, PROMPT, Role.CONSUME, 4, PRODUCER)
+        offer = rig.offered()
+        rig.write(offer)
+        cache.call = lambda: rig.engine.preempt(T)
+        rig.bridge.report(Delivered(T, offer.attempt))
+        generation = result.result(10)
+        assert (generation.tokens, generation.prefilled) == (right(), True)
+        assert rig.engine.preemptions == 1
+        until(rig.conserved)
+
+
+def test_a_request_that_is_preempted_while_it_waits_is_offered_again() -> None:
+    with Rig() as rig:
+        result = rig.engine.submit(T, PROMPT, Role.CONSUME, 4, PRODUCER)
+        first = rig.offered()
+        rig.engine.preempt(T)
+        rig.next(TakenBack)
+        rig.bridge.report(NotDelivered(T, first.attempt, Reason.PREEMPTED, False))
+        rig.next(Readmitted)
+        rig.bridge.report(BlocksReleased(T, first.attempt))
+        rig.bridge.report(RetryDue(T, first.attempt))
+        second = rig.offered()
+        assert (second.attempt > first.attempt, second.failures) == (True, 0)
+        rig.write(second)
+        rig.bridge.report(Delivered(T, second.attempt))
+        generation = result.result(10)
+        assert (generation.tokens, generation.prefilled) == (right(), False)
+        until(rig.conserved)
 
 
 def test_when_the_cache_is_full_requests_wait_and_finish_in_order() -> None:

@@ -15,11 +15,8 @@ import time
 from collections import deque
 from concurrent.futures import Future
 from enum import StrEnum
-from hashlib import blake2b
 
-import numpy as np
 from attrs import define, field, frozen
-from numpy.typing import NDArray
 
 from pushkv.core.effects import (
     BlocksReleased,
@@ -31,95 +28,24 @@ from pushkv.core.effects import (
     SourceReleased,
 )
 from pushkv.core.errors import ConfigurationError, PushKVError
-from pushkv.core.events import Arrived, Cancelled, Computed, Offered, PrefillAborted
+from pushkv.core.events import (
+    Arrived,
+    Cancelled,
+    Computed,
+    Offered,
+    PrefillAborted,
+    PrefillPreempted,
+    PrefillResumed,
+    Readmitted,
+    TakenBack,
+)
 from pushkv.core.ids import TransferId
 from pushkv.core.messages import Reason
-from pushkv.layout import CacheGroup, CacheLayout, CacheRegion
 from pushkv.runtime import Bridge, RankBridges
 
+from .reference_cache import VOCABULARY, ReferenceCache, generate, prompt_digest
+
 __all__ = ["Generation", "ReferenceCache", "ReferenceEngine", "Role", "generate", "prompt_digest"]
-
-KV_BYTES = 64
-VOCABULARY = 50_000
-
-
-def prompt_digest(prompt: tuple[int, ...]) -> bytes:
-    """16 bytes that name a prompt."""
-    return blake2b(np.array(prompt, dtype=np.int64).tobytes(), digest_size=16).digest()
-
-
-class ReferenceCache:
-    """A paged KV cache in host memory: shape (layers, blocks, block_tokens, 64), dtype uint8."""
-
-    def __init__(self, layers: int = 8, block_count: int = 512, block_tokens: int = 16) -> None:
-        shape = (layers, block_count, block_tokens, KV_BYTES)
-        self.bytes: NDArray[np.uint8] = np.zeros(shape, dtype=np.uint8)
-        self.layers = layers
-        self.block_tokens = block_tokens
-        self.block_count = block_count
-        self.free = list(range(block_count))
-
-    @property
-    def layout(self) -> CacheLayout:
-        """The cache's geometry, with addresses."""
-        layers, count, tokens, _ = self.bytes.shape
-        regions = tuple(
-            CacheRegion(self.bytes[layer].ctypes.data, tokens * KV_BYTES, count)
-            for layer in range(layers)
-        )
-        return CacheLayout((CacheGroup(tokens, regions),), "uint8", "NHD")
-
-    def allocate(self, tokens: int) -> tuple[int, ...] | None:
-        """Blocks for `tokens` positions, most recently freed first; None if there are too few."""
-        count = self.blocks_of(tokens)
-        if count > len(self.free):
-            return None
-        return tuple(self.free.pop() for _ in range(count))
-
-    def blocks_of(self, tokens: int) -> int:
-        """How many blocks hold `tokens` positions."""
-        return -(-tokens // self.block_tokens)
-
-    def extend(self, blocks: tuple[int, ...], at: int, token: int) -> None:
-        """Write the KV of `token` at position `at`."""
-        before = self.read(blocks, at - 1, at).tobytes() if at else b""
-        seed = before + token.to_bytes(8, "little")
-        kv = b"".join(
-            blake2b(seed, digest_size=KV_BYTES, salt=bytes([layer])).digest()
-            for layer in range(self.layers)
-        )
-        self.write(blocks, at, np.frombuffer(kv, dtype=np.uint8).reshape(-1, KV_BYTES))
-
-    def next_token(self, blocks: tuple[int, ...], length: int) -> int:
-        """The token that follows: a function of every byte of the first `length` positions."""
-        digest = blake2b(self.read(blocks, 0, length).tobytes(), digest_size=8).digest()
-        return int.from_bytes(digest, "little") % VOCABULARY
-
-    def read(self, blocks: tuple[int, ...], start: int, end: int) -> NDArray[np.uint8]:
-        """The KV of positions [start, end): shape (layers, positions, 64), dtype uint8."""
-        first = start // self.block_tokens
-        ids = list(blocks[first : self.blocks_of(end)])
-        pages = self.bytes[:, ids].reshape(self.layers, -1, KV_BYTES)
-        skipped = first * self.block_tokens
-        return pages[:, start - skipped : end - skipped]
-
-    def write(self, blocks: tuple[int, ...], at: int, kv: NDArray[np.uint8]) -> None:
-        """Set the KV of position `at`: shape (layers, 64), dtype uint8."""
-        self.bytes[:, blocks[at // self.block_tokens], at % self.block_tokens] = kv
-
-
-def generate(cache: ReferenceCache, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """The `count` tokens that follow `prompt`, with nobody else in the cache: what is right."""
-    blocks = cache.allocate(len(prompt) + count)
-    assert blocks is not None, "the cache is too small for this prompt"
-    for at, token in enumerate(prompt):
-        cache.extend(blocks, at, token)
-    tokens: list[int] = []
-    for at in range(len(prompt), len(prompt) + count):
-        tokens.append(cache.next_token(blocks, at))
-        cache.extend(blocks, at, tokens[-1])
-    cache.free.extend(blocks)
-    return tuple(tokens)
 
 
 class Role(StrEnum):
@@ -159,6 +85,7 @@ class _Request:
     producer: ProducerAddress | None
     result: Future[Generation] = field(factory=Future)
     blocks: tuple[int, ...] = ()
+    blocks_before: tuple[int, ...] = ()
     attempt: int = -1
     computed: int = 0
     prefilled: bool = False
@@ -174,11 +101,19 @@ class _Request:
         return len(self.prompt) + self.tokens_most
 
 
+@frozen
+class _Preemption:
+    transfer: TransferId
+
+
 class ReferenceEngine:
-    """Runs requests in a thread of its own. `submit`, `cancel` and `stop` may come from any thread.
+    """Runs requests in a thread of its own. Requests and orders may come from any thread.
 
     A request whose transfer fails is tried again as often as the policy allows, then computed here,
     on other blocks: its old ones come back with `BlocksReleased`, whenever that is.
+
+    Attributes:
+        preemptions: How many requests were preempted.
     """
 
     def __init__(
@@ -187,7 +122,8 @@ class ReferenceEngine:
         self.cache = cache
         self._bridge = bridge
         self._chunk_tokens = chunk_tokens
-        self._inbox: deque[_Request | TransferId] = deque()
+        self.preemptions = 0
+        self._inbox: deque[_Request | _Preemption | TransferId] = deque()
         self._waiting: deque[_Request] = deque()
         self._prefilling: deque[_Request] = deque()
         self._receiving: dict[TransferId, _Request] = {}
@@ -253,6 +189,15 @@ class ReferenceEngine:
         self._inbox.append(transfer)
         self._bridge.interrupt()
 
+    def preempt(self, transfer: TransferId) -> None:
+        """Take its blocks away from a request that runs: what it has is dropped, and made anew.
+
+        A prefill begins again on other blocks: WRITEs may still read the ones it had, which come
+        back with the source. Without other blocks nothing happens.
+        """
+        self._inbox.append(_Preemption(transfer))
+        self._bridge.interrupt()
+
     # -- the engine's thread
 
     def _run(self) -> None:
@@ -271,7 +216,10 @@ class ReferenceEngine:
             for request in left:
                 request.result.cancel()
 
-    def _admit(self, item: _Request | TransferId) -> None:
+    def _admit(self, item: _Request | _Preemption | TransferId) -> None:
+        if isinstance(item, _Preemption):
+            self._preempt(item.transfer)
+            return
         if not isinstance(item, _Request):
             self._cancel(item)
             return
@@ -314,9 +262,28 @@ class ReferenceEngine:
             self._bridge.submit(Cancelled(transfer))
             receiving.result.cancel()
 
+    def _preempt(self, transfer: TransferId) -> None:
+        for queue in (self._prefilling, self._decoding):
+            for request in [each for each in queue if each.transfer == transfer]:
+                if request.role is Role.PRODUCE:
+                    if len(self.cache.free) < len(request.blocks):
+                        continue
+                    self._bridge.submit(PrefillPreempted(transfer))
+                    request.blocks_before += request.blocks
+                else:
+                    self.cache.free.extend(request.blocks)
+                queue.remove(request)
+                request.producer, request.blocks, request.computed = None, (), 0
+                request.tokens.clear()
+                self._waiting.appendleft(request)
+                self.preemptions += 1
+        if transfer in self._receiving:
+            self._bridge.submit(TakenBack(transfer))
+            self.preemptions += 1
+
     def _pin_source(self, request: _Request) -> None:
         """Its prefill is over; somebody may read the blocks until `SourceReleased`."""
-        self._pinned[request.transfer, -1] = request.blocks
+        self._pinned[request.transfer, -1] = request.blocks_before + request.blocks
         if request.source_free:
             self._free_source(request.transfer)
 
@@ -336,6 +303,8 @@ class ReferenceEngine:
             if request.role is Role.CONSUME and request.producer is not None:
                 self._offer(request, request.producer)
             else:
+                if request.blocks_before:
+                    self._bridge.submit(PrefillResumed(request.transfer))
                 self._prefilling.append(request)
 
     def _offer(self, request: _Request, producer: ProducerAddress) -> None:
@@ -394,8 +363,11 @@ class ReferenceEngine:
     def _compute_or_retry(self, request: _Request, report: NotDelivered) -> None:
         request.blocks = ()
         request.reason = report.reason
-        request.failures += 1
-        if report.retry:
+        request.failures += report.reason is not Reason.PREEMPTED
+        if report.reason is Reason.PREEMPTED:
+            self._receiving[request.transfer] = request
+            self._bridge.submit(Readmitted(request.transfer))
+        elif report.retry:
             self._receiving[request.transfer] = request
         else:
             request.producer = None
