@@ -15,6 +15,7 @@ from pushkv.demo.systems import PULL, PUSH, SYSTEMS, System, new_name
 from pushkv.demo.tiny_model import write_tiny_model
 
 from .fleet import Answer, Fleet, fleet
+from .moments import MOMENT_FAULTS
 from .network import NETWORK_FAULTS, impossible
 from .reference import REFERENCE_FAULTS, Stage, one_run
 from .rows import Row, Rows, show
@@ -90,7 +91,7 @@ async def run_system(
                     break
 
 
-ALL_REFERENCE_FAULTS = {**REFERENCE_FAULTS, **NETWORK_FAULTS}
+ALL_REFERENCE_FAULTS = {**REFERENCE_FAULTS, **MOMENT_FAULTS, **NETWORK_FAULTS}
 
 
 def run_reference(lanes: list[str], faults: list[str], runs: int, rows: Rows) -> None:

@@ -70,12 +70,6 @@ class Clients:
             self._turn_to(moment).result()
 
 
-def _must(run: Run, holds: object, problem: str) -> None:
-    """Without this the run shows nothing, or something is wrong."""
-    if not holds:
-        run.problems.append(problem)
-
-
 @contextmanager
 def _blocks_given_out(run: Run) -> Iterator[None]:
     """Every block that is free at the decode engine is in use meanwhile: nothing may land there."""
@@ -86,7 +80,7 @@ def _blocks_given_out(run: Run) -> Iterator[None]:
     while producer.call("open_writes") and time.monotonic() < deadline:
         time.sleep(0.02)
     changed = node.call("take_blocks_back")
-    _must(run, not changed, f"{changed} bytes landed in blocks that were given out again")
+    run.must(not changed, f"{changed} bytes landed in blocks that were given out again")
 
 
 # -- the control channel
@@ -150,7 +144,7 @@ def slow_channel(stage: Stage, delay_s: float) -> Run:
     clients.go_on()
     clients.leave()
     detour.heal()
-    _must(run, run.delivered == len(run.answers), "not everything was delivered")
+    run.must(run.delivered == len(run.answers), "not everything was delivered")
     return run
 
 
@@ -195,7 +189,7 @@ def full(silent: Toward) -> Fault:
         # direction TCP would drop what it promised to take, acknowledgements included.
         detour = stage.detour(producer, 4_096 if silent is Toward.PRODUCER else 0)
         run = Run(stage, producer, decoder, via=detour.address)
-        _must(run, restored(run), "the two did not come together before")
+        run.must(restored(run), "the two did not come together before")
         before = stage.node(speaker).call("counters").get("channel_full", 0)
         asked = []
         for _ in range(80):
@@ -211,7 +205,7 @@ def full(silent: Toward) -> Fault:
         detour.heal()
         detour.cut()
         after = stage.node(speaker).call("counters").get("channel_full", 0)
-        _must(run, after > before, "the channel never was full")
+        run.must(after > before, "the channel never was full")
         return run
 
     return row
@@ -237,7 +231,7 @@ def between_hosts(
             time.sleep(0.002)
         time.sleep(delay_s / 2)
         if stage.lane == "tcp":
-            _must(run, producer.call("open_writes"), "no WRITE was under way")
+            run.must(producer.call("open_writes"), "no WRITE was under way")
         fault(stage)
         clients.go_on()
         clients.leave()
@@ -247,7 +241,7 @@ def between_hosts(
                 namespaces.heal(stage)
         else:
             namespaces.heal(stage)
-            _must(run, run.delivered == len(run.answers), "not everything was delivered")
+            run.must(run.delivered == len(run.answers), "not everything was delivered")
         return run
 
     return row
@@ -281,7 +275,7 @@ def out_of_descriptors(victim: str) -> Fault:
             run.result(decoder)
         node.call("give_descriptors_back")
         again = Run(stage, other, newcomer) if victim == "D" else Run(stage, "P", "E")
-        _must(run, restored(again), f"{newcomer} and {other} did not come together afterwards")
+        run.must(restored(again), f"{newcomer} and {other} did not come together afterwards")
         return run
 
     return row
@@ -309,8 +303,8 @@ def reconnects(count: int) -> Fault:
         for name, of_node in zip(names, zip(*held, strict=True), strict=True):
             quarter = len(of_node) // 2
             early, late = max(of_node[:quarter]), max(of_node[quarter:])
-            _must(run, late <= early + 4, f"{name}: {early} descriptors, then {late}")
-        _must(run, run.delivered > count // 2, f"only {run.delivered} were delivered")
+            run.must(late <= early + 4, f"{name}: {early} descriptors, then {late}")
+        run.must(run.delivered > count // 2, f"only {run.delivered} were delivered")
         return run
 
     return row
@@ -337,7 +331,7 @@ def wall_clock(stage: Stage, delay_s: float) -> Run:
         clock.set(step)
         clients.go_on()
         clients.leave()
-    _must(run, run.delivered == len(run.answers), "not everything was delivered")
+    run.must(run.delivered == len(run.answers), "not everything was delivered")
     return run
 
 

@@ -26,6 +26,7 @@ class Row:
         leaked_blocks: Of engines that run, never given back; over all runs.
         recovered: Runs after which a request was right again with nothing restarted but what the
             fault itself had killed.
+        missed: Runs beside `runs` in which the fault came too late for its moment; repeated.
         slowest_s: The longest that a client waited for its answer.
     """
 
@@ -38,6 +39,7 @@ class Row:
     wrong: int = 0
     leaked_blocks: int = 0
     recovered: int = 0
+    missed: int = 0
     slowest_s: float = 0.0
     notes: tuple[str, ...] = ()
 
@@ -53,7 +55,7 @@ class Row:
             name: getattr(self, name) + getattr(other, name)
             for name in (
                 *("runs", "clients", "answered", "right", "wrong"),
-                *("leaked_blocks", "recovered"),
+                *("leaked_blocks", "recovered", "missed"),
             )
         }
         return evolve(

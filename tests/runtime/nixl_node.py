@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from typing import Any, Self
 
 import numpy as np
-from attrs import evolve
+from attrs import define, evolve
 from tests.runtime.descriptors import few_descriptors
 from tests.runtime.node import QUICK
 
-from pushkv.core.effects import ProducerAddress
-from pushkv.core.events import WriterGone
+from pushkv.core.effects import (
+    Delivered,
+    NotDelivered,
+    PostWrite,
+    ProducerAddress,
+    Report,
+    SourceReleased,
+)
+from pushkv.core.events import WriteDone, WriterGone
 from pushkv.core.ids import EngineId, TransferId, Worker
+from pushkv.core.machines import StepRecord
 from pushkv.runtime import Runtime, RuntimeConfig
+from pushkv.testing.reference_cache import KV_BYTES
 from pushkv.testing.reference_engine import ReferenceCache, ReferenceEngine, Role
 from pushkv.transport import load_transport
 
@@ -30,6 +41,55 @@ BLOCKS = 256
 DEATH_BOUND_S = 0.5
 PATTERN = 0xA5
 BOUNDED = {"death_bound_s": DEATH_BOUND_S}
+
+
+Failure = tuple[str, str, int | None, str]
+"""Whether delivered or served, of which transfer, in which attempt, and why not."""
+
+
+class _Lines(logging.StreamHandler):  # type: ignore[type-arg]
+    """Keeps the structured lines about failures, and prints those that are warnings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures: list[Failure] = []
+        log = logging.getLogger("pushkv.transfers")
+        log.setLevel(logging.INFO)
+        log.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields = record.__dict__
+        verb = "served" if " not served: " in record.getMessage() else "delivered"
+        self.failures.append((verb, fields["transfer"], fields["attempt"], fields["cause"]))
+        if record.levelno >= logging.WARNING:
+            super().emit(record)
+
+
+class _Engine(ReferenceEngine):
+    """Keeps what it was told of failures; and which transfers were delivered."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.failures: list[Failure] = []
+        self.delivered: set[str] = set()
+
+    def _hear(self, report: Report) -> None:
+        if isinstance(report, Delivered):
+            self.delivered.add(report.transfer)
+        elif isinstance(report, NotDelivered):
+            about = (report.transfer, report.attempt, str(report.reason))
+            self.failures.append(("delivered", *about))
+        elif isinstance(report, SourceReleased) and report.reason is not None:
+            self.failures.append(("served", report.transfer, None, str(report.reason)))
+        super()._hear(report)
+
+
+@define
+class _Progress:
+    """Of a transfer from here: parts that were posted, and parts that are done."""
+
+    posted: int = 0
+    done: int = 0
 
 
 class _Child:
@@ -44,17 +104,27 @@ class _Child:
         options: Mapping[str, Any],
         more: Mapping[str, Any],
     ) -> None:
-        self.cache = ReferenceCache(layers=layers, block_count=BLOCKS)
+        rest = dict(more)
+        kv_bytes, chunk_tokens = rest.pop("kv_bytes", KV_BYTES), rest.pop("chunk_tokens", 256)
+        self.cache = ReferenceCache(layers=layers, block_count=BLOCKS, kv_bytes=kv_bytes)
+        self.lines = _Lines()
+        self.progress_of: dict[str, _Progress] = {}
         policy = evolve(QUICK, **changes)
         config = RuntimeConfig(
-            EngineId(name), self.cache.layout, listen_port=port, policy=policy, **more
+            EngineId(name),
+            self.cache.layout,
+            listen_port=port,
+            policy=policy,
+            observer=self._watch,
+            **rest,
         )
         self.runtime = Runtime(config, load_transport("nixl", options))
         self.runtime.start()
-        self.engine = ReferenceEngine(self.cache, self.runtime.bridge)
+        self.engine = _Engine(self.cache, self.runtime.bridge, chunk_tokens)
         self.engine.start()
         self.results: dict[str, Any] = {}
         self.short = ExitStack()
+        self.is_stopped = False
 
     def address(self) -> tuple[str, int]:
         return self.runtime.address
@@ -75,6 +145,55 @@ class _Child:
 
     def result(self, transfer: str) -> Any:
         return self.results[transfer].result(ANSWER_S)
+
+    def preempt(self, transfer: str) -> None:
+        self.engine.preempt(TransferId(transfer))
+
+    def preemptions(self) -> int:
+        return self.engine.preemptions
+
+    def _watch(self, record: StepRecord) -> None:
+        """In the runtime's thread: how far each transfer from here has come."""
+        for effect in record.effects:
+            if isinstance(effect, PostWrite):
+                self.progress_of.setdefault(effect.attempt.transfer, _Progress()).posted += 1
+        if isinstance(record.event, WriteDone):
+            self.progress_of[record.event.attempt.transfer].done += 1
+
+    def progress(self, transfer: str) -> tuple[int, int, bool]:
+        """Parts posted, parts done, and whether its prefill is over."""
+        of = self.progress_of.get(transfer, _Progress())
+        result = self.results.get(transfer)
+        return of.posted, of.done, result is not None and result.done()
+
+    def is_delivered(self, transfer: str) -> bool:
+        return transfer in self.engine.delivered
+
+    def stop_between_writes(self, victim: int, transfer: str, parts: int, within_s: float) -> bool:
+        """Send SIGSTOP to a process when so many parts are done, and prefill goes on.
+
+        Returns whether it did; if to this process, then when that goes on.
+        """
+        until = time.monotonic() + within_s
+        while time.monotonic() < until:
+            _, done, over = self.progress(transfer)
+            if over:
+                return False
+            if done >= parts:
+                os.kill(victim, signal.SIGSTOP)
+                return True
+            time.sleep(0.0001)
+        return False
+
+    def failures(self) -> tuple[list[Failure], list[Failure], dict[str, int]]:
+        """What the engine was told, what the log says, and what the counters say, by cause."""
+        if self.is_stopped:
+            for report in self.runtime.bridge.take():
+                self.engine._hear(report)
+        counters = {
+            name: count for name, count in self.runtime.counters.items() if name.startswith("not_")
+        }
+        return list(self.engine.failures), list(self.lines.failures), counters
 
     def free(self) -> int:
         return len(self.cache.free)
@@ -130,6 +249,7 @@ class _Child:
     def stop(self, timeout_s: float) -> bool:
         stopped = self.runtime.stop(timeout_s)
         self.engine.stop()
+        self.is_stopped = True
         return stopped
 
 
@@ -181,6 +301,7 @@ class NixlNode:
             for each in environment or {}:
                 os.environ.pop(each, None)
         theirs.close()
+        self._owed: deque[str] = deque()
 
     def __enter__(self) -> Self:
         return self
@@ -189,7 +310,7 @@ class NixlNode:
         self.kill()
 
     def ready(self) -> NixlNode:
-        self._answer("start", START_S)
+        self._receive("start", START_S)
         return self
 
     @property
@@ -197,20 +318,48 @@ class NixlNode:
         return ProducerAddress(*self.call("address"))
 
     def call(self, name: str, *order: Any) -> Any:
-        self._pipe.send((name, order))
-        return self._answer(name)
+        self.tell(name, *order)
+        return self.answer()
 
-    def _answer(self, name: str, within_s: float = ANSWER_S + 5) -> Any:
-        if not self._pipe.poll(within_s):
-            raise TimeoutError(f"{name} did not answer")
-        fine, answer = self._pipe.recv()
+    def tell(self, name: str, *order: Any) -> None:
+        """Order something of a process that may be stopped; `answer` waits for it."""
+        self._pipe.send((name, order))
+        self._owed.append(name)
+
+    def answer(self) -> Any:
+        """What came of the last thing that was ordered; whatever came of those before is dropped.
+
+        None where nothing is owed. After a timeout the answer is still owed, and waited for before
+        the next one.
+        """
+        fine, answer, name = True, None, ""
+        while self._owed:
+            name = self._owed[0]
+            fine, answer = self._receive(name, ANSWER_S + 5)
+            self._owed.popleft()
         if not fine:
             raise AssertionError(f"{name} raised {answer}")
         return answer
 
+    def _receive(self, name: str, within_s: float) -> tuple[bool, Any]:
+        if not self._pipe.poll(within_s):
+            raise TimeoutError(f"{name} did not answer")
+        fine, answer = self._pipe.recv()
+        return fine, answer
+
     def pause(self) -> None:
         assert self.process.pid is not None
         os.kill(self.process.pid, signal.SIGSTOP)
+
+    def stops_itself(self) -> bool:
+        """Whether it does, rather than to answer everything that it was told."""
+        assert self.process.pid is not None
+        while self._owed:
+            if os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG) is not None:
+                return True
+            if self._pipe.poll(0.001):
+                self._receive(self._owed.popleft(), 0)
+        return False
 
     def resume(self) -> None:
         assert self.process.pid is not None
