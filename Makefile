@@ -20,6 +20,7 @@ REQUIREMENTS := $(VENV)/.requirements-installed
 PROJECT := $(VENV)/.project-installed
 ROUTER := $(VENV)/.router-installed
 FUZZER := $(VENV)/.fuzzer-installed
+PLOTTER := $(VENV)/.plotter-installed
 # Seconds of `make fuzz` for each target.
 FUZZ_S ?= 60
 
@@ -46,6 +47,11 @@ $(ROUTER): $(PROJECT) requirements/router.txt
 $(FUZZER): $(PROJECT) requirements/fuzz.txt
 	@$(PYTHON) -m pip --disable-pip-version-check install --quiet --no-deps $(PIP_EXTRA) \
 	  -r requirements/fuzz.txt
+	@touch $@
+
+$(PLOTTER): $(PROJECT) requirements/bench.txt
+	@$(PYTHON) -m pip --disable-pip-version-check install --quiet --no-deps $(PIP_EXTRA) \
+	  -r requirements/bench.txt
 	@touch $@
 
 .PHONY: venv venv-base
@@ -84,8 +90,8 @@ faults: $(PROJECT) ## Every fault of reference and vLLM engines into faults.json
 	@$(PYTHON) -m tests.matrix vllm $(ARGS)
 
 .PHONY: soak
-soak: $(PROJECT) ## 200,000 transfers between reference engines under random faults, into soak.json
-	@$(PYTHON) -m tests.matrix.soak $(ARGS)
+soak: $(PLOTTER) ## 200,000 transfers under random faults, into soak.json and soak.svg
+	@$(PYTHON) -m tests.matrix.soak --plot soak.svg $(ARGS)
 
 .PHONY: fuzz
 fuzz: $(FUZZER) ## Fuzz each decoder of what others send for FUZZ_S seconds, from the kept corpus

@@ -25,6 +25,7 @@ from attrs import define, field
 from pushkv.core.effects import ProducerAddress
 
 from .soak_engine import BLOCK_BYTES, SIZES, consume, produce
+from .soak_plot import draw
 
 CONTEXT = multiprocessing.get_context("spawn")
 START_S = 60.0
@@ -198,22 +199,22 @@ def main() -> int:
     parser.add_argument("--fault-rate", type=float, default=0.015, help="of all transfers")
     parser.add_argument("--every", type=float, default=10.0, help="seconds between two deaths")
     parser.add_argument("--json", type=Path, default=Path("soak.json"))
+    parser.add_argument("--plot", type=Path, help="draw what the engines held, as SVG")
     options = parser.parse_args()
     print(f"seed {options.seed}; {SIZES[0][1]} to {SIZES[-1][2]} blocks of {BLOCK_BYTES} bytes")
     began = time.monotonic()
     found = soak(options.transfers, options.seed, options.fault_rate, options.every)
-    options.json.write_text(
-        json.dumps(
-            {
-                "seed": options.seed,
-                "seconds": round(time.monotonic() - began, 1),
-                "totals": dict(found.totals),
-                "faults": dict(found.faults),
-                "problems": found.problems,
-                "samples": found.samples,
-            }
-        )
-    )
+    kept = {
+        "seed": options.seed,
+        "seconds": round(time.monotonic() - began, 1),
+        "totals": dict(found.totals),
+        "faults": dict(found.faults),
+        "problems": found.problems,
+        "samples": found.samples,
+    }
+    options.json.write_text(json.dumps(kept))
+    if options.plot is not None:
+        draw(kept, options.plot)
     print(json.dumps({"totals": dict(found.totals), "problems": found.problems}, indent=1))
     return int(bool(found.problems))
 
