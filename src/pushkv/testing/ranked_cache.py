@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pushkv.layout import CacheGroup, CacheLayout, CacheRegion, Cells
 from pushkv.rank_plan import Ranks, heads_held
 
-from .reference_engine import KV_BYTES, ReferenceCache
+from .reference_cache import KV_BYTES, ReferenceCache
 
 __all__ = ["RankedCache"]
 
