@@ -246,8 +246,11 @@ async def test_servers_must_differ(tmp_path: Path, field: str) -> None:
     assert caught.value.field == field
 
 
-def test_free_ports_differ() -> None:
-    assert len(set(free_ports(50))) == 50
+def test_free_ports_differ_and_no_outgoing_connection_gets_one() -> None:
+    ports = free_ports(50)
+    assert len(set(ports)) == 50
+    first, _ = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    assert max(ports) < max(first, 32_768)
 
 
 def test_a_vllm_server_takes_its_core_and_its_transfer_configuration(tmp_path: Path) -> None:

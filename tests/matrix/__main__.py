@@ -11,18 +11,23 @@ import anyio
 from rich.console import Console
 from tests.lanes import LANES, OVER_UCX
 
+from pushkv.demo.supervise import ServerError
 from pushkv.demo.systems import PULL, PUSH, SYSTEMS, System, new_name
 from pushkv.demo.tiny_model import write_tiny_model
 
 from .fleet import Answer, Fleet, fleet
 from .moments import MOMENT_FAULTS
 from .network import NETWORK_FAULTS, impossible
+from .patience import patient
 from .reference import REFERENCE_FAULTS, Stage, one_run
 from .rows import Row, Rows, show
 from .vllm_faults import FAULTS, Scene
 
 BACK_WITHIN_S = 30.0
 """Within which every block must be back: the hold time, the death bound, a lease and a margin."""
+
+FLEETS = 3
+"""How often in a row a fleet may fail to start before the whole run ends."""
 
 
 async def one_vllm_run(fleet: Fleet, fault: str, seed: int) -> Row:
@@ -31,6 +36,8 @@ async def one_vllm_run(fleet: Fleet, fault: str, seed: int) -> Row:
     notes: list[str] = []
     try:
         await FAULTS[fault](scene)
+    except ServerError:
+        raise  # an engine that the fault killed could not be started again
     except Exception as error:  # noqa: BLE001 - whatever a fault does to a fleet is a result
         notes.append(f"the run ended early: {error!r}"[:200])
         scene.asked.append(("", Answer()))
@@ -80,15 +87,28 @@ async def run_system(
     due = [
         (fault, number) for fault in faults for number in range(rows.runs(fault, system.name), runs)
     ]
+    fleets = lost = 0
     while due:
-        async with fleet(system, model, logs / system.name) as found:
-            while due:
-                fault, number = due.pop(0)
-                row = await one_vllm_run(found, fault, seed=1_000 * (1 + number) + len(due))
-                rows.add(row)
-                print(f"{system.name}: {fault}, run {number + 1}: {row}", file=sys.stderr)
-                if not row.recovered or row.leaked_blocks:
-                    break
+        fleets += 1
+        try:
+            async with fleet(system, model, logs / system.name / f"fleet-{fleets}") as found:
+                while due:
+                    fault, number = due[0]
+                    row = await one_vllm_run(found, fault, seed=1_000 * (1 + number) + len(due))
+                    rows.add(row)
+                    due.pop(0)
+                    lost = 0
+                    print(f"{system.name}: {fault}, run {number + 1}: {row}", file=sys.stderr)
+                    if not row.recovered or row.leaked_blocks:
+                        break
+        except* ServerError as errors:
+            # An engine could not be started, at first or again: a port was taken meanwhile, or the
+            # machine is too busy. The run of the fault does not count.
+            lost += 1
+            why = errors.exceptions[0]
+            print(f"{system.name}: {due[0][0]}: no fleet ({lost}): {why}", file=sys.stderr)
+            if lost == FLEETS:
+                raise
 
 
 ALL_REFERENCE_FAULTS = {**REFERENCE_FAULTS, **MOMENT_FAULTS, **NETWORK_FAULTS}
@@ -128,6 +148,12 @@ def main() -> int:
     parser.add_argument("--fault", action="append", help="all by default")
     parser.add_argument("--runs", type=int, help="of each fault (default: 3 or 20)")
     parser.add_argument("--json", type=Path, default=Path("faults.json"), help="where rows are")
+    parser.add_argument(
+        "--as-shipped",
+        action="store_true",
+        help="leave the peers' NIXL agents spinning, a core for each engine; by default they wait "
+        "for events (tests.matrix.patience)",
+    )
     parser.add_argument("--logs", type=Path, help="keep the logs of vLLM in this directory")
     options = parser.parse_args()
     is_vllm = options.engine == "vllm"
@@ -144,7 +170,9 @@ def main() -> int:
     usual = [*SYSTEMS] if is_vllm else [*OVER_UCX]
     systems, faults = options.system or usual, options.fault or faults
     if is_vllm:
-        run_vllm(systems, faults, options.runs or 3, rows, options.logs)
+        found = [SYSTEMS[each] for each in systems]
+        found = found if options.as_shipped else [patient(each) for each in found]
+        run_vllm(found, faults, options.runs or 3, rows, options.logs)
     else:
         run_reference(systems, faults, options.runs or 20, rows)
         systems = [f"reference, {lane}" for lane in systems]
@@ -154,15 +182,13 @@ def main() -> int:
 
 
 def run_vllm(
-    systems: list[str], faults: list[str], runs: int, rows: Rows, logs: Path | None
+    systems: list[System], faults: list[str], runs: int, rows: Rows, logs: Path | None
 ) -> None:
     """One system after the other, on the same tiny model."""
     with tempfile.TemporaryDirectory(prefix="pushkv-faults-") as scratch:
         model = write_tiny_model(Path(scratch, "model"))
-        for name in systems:
-            anyio.run(
-                run_system, SYSTEMS[name], faults, runs, rows, model, logs or Path(scratch, "logs")
-            )
+        for system in systems:
+            anyio.run(run_system, system, faults, runs, rows, model, logs or Path(scratch, "logs"))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -43,6 +44,8 @@ LOG_TAIL_LINES = 20
 POLL_S = 0.1
 HEALTH_TIMEOUT_S = 5.0
 BETTER_ERROR_S = 2.0
+LOWEST_PORT, HIGHEST_PORT = 10_000, 32_768
+"""Of servers: Linux gives outgoing connections 32,768 and up, unless told otherwise."""
 
 
 class ServerError(PushKVError):
@@ -115,14 +118,20 @@ class Progress:
 def free_ports(count: int) -> list[int]:
     """`count` different TCP ports of 127.0.0.1 that were free a moment ago.
 
-    All are held until all are known, so they differ. Another process may still take one before it
-    is used; whoever binds it then fails with "address in use".
+    All are held until all are known, so they differ. They lie below those that the kernel gives to
+    outgoing connections, or a server that takes a minute to start would find its port taken by one.
+    Another process may still take one before it is used; whoever binds it then fails with "address
+    in use".
     """
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
+        found: list[int] = []
+        while len(found) < count:
+            port = LOWEST_PORT + secrets.randbelow(HIGHEST_PORT - LOWEST_PORT)
+            candidate = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                candidate.bind(("127.0.0.1", port))
+                found.append(port)
+        return found
 
 
 @asynccontextmanager
