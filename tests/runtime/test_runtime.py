@@ -281,7 +281,9 @@ def test_a_peer_that_does_not_answer_makes_stop_say_so_in_time(
         assert one.free == BLOCKS - offered
 
 
-def test_after_the_stop_requests_are_computed_locally_and_no_block_is_lost() -> None:
+def test_after_the_stop_requests_are_computed_locally_and_no_block_is_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     fabric = MemoryFabric()
     with Node(fabric, "P") as producer, Node(fabric, "D") as consumer:
         assert consumer.runtime.stop()
@@ -290,6 +292,13 @@ def test_after_the_stop_requests_are_computed_locally_and_no_block_is_lost() -> 
         assert (generation.reason, generation.tokens) == (Reason.CLOSED, right(PROMPT))
         producer.produce("t", PROMPT).result(10)
         until(lambda: producer.free == consumer.free == BLOCKS)
+        lines = [vars(each) for each in caplog.records if each.name == "pushkv.transfers"]
+        assert [(each["transfer"], each["cause"], each["phase"]) for each in lines] == [
+            ("t", "endpoint_closed", "runtime"),  # not delivered
+            ("t", "endpoint_closed", "runtime"),  # not served
+        ]
+        assert consumer.runtime.counters == {"not_delivered_endpoint_closed": 1}
+        assert producer.runtime.counters == {"not_served_endpoint_closed": 1}
 
 
 # -- dying
@@ -342,9 +351,9 @@ def test_a_loop_that_dies_fails_every_transfer_and_releases_no_block(
             assert critical[0].exc_info is not None
             assert "BoomError" in caplog.text
             cut = [each for each in caplog.records if getattr(each, "phase", None) == "runtime"]
-            assert sorted(vars(each)["transfer"] for each in cut) == ["a", "b", "poison"]
+            assert sorted(vars(each)["transfer"] for each in cut) == ["a", "b", "late", "poison"]
             assert {each.levelno for each in cut} == {logging.WARNING}
-            assert consumer.runtime.counters["not_delivered_endpoint_closed"] == 3
+            assert consumer.runtime.counters["not_delivered_endpoint_closed"] == 4
             until(lambda: threads_of_runtimes() == ["pushkv-P-0"])
             assert not consumer.runtime.stop()
 

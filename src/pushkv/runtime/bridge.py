@@ -34,10 +34,19 @@ class Bridge:
 
     No engine waits for ever: when the runtime stops or dies, every attempt without an outcome gets
     one, and whatever is submitted later is answered here.
+
+    Args:
+        wake: Called after each event that the runtime is to take; any thread.
+        refused: Called with each failure that is answered here; any thread.
     """
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        wake: Callable[[], None],
+        refused: Callable[[NotDelivered | SourceReleased], None] = lambda report: None,
+    ) -> None:
         self._wake = wake
+        self._refused = refused
         self._events: deque[EngineEvent] = deque()
         self._reports: deque[Report] = deque()
         self._ready = threading.Event()
@@ -163,13 +172,17 @@ class Bridge:
         """For a runtime that has not seen these events: it never registered their blocks."""
         while (event := self._next()) is not None:
             if isinstance(event, Offered):
-                self._tell(NotDelivered(event.transfer, event.attempt, Reason.CLOSED, False))
+                self._refuse(NotDelivered(event.transfer, event.attempt, Reason.CLOSED, False))
                 self._tell(BlocksReleased(event.transfer, event.attempt))
             elif isinstance(event, Arrived):
                 self._unserved.add(event.transfer)
             elif _is_over(event) and event.transfer in self._unserved:
                 self._unserved.discard(event.transfer)
-                self._tell(SourceReleased(event.transfer, Reason.CLOSED))
+                self._refuse(SourceReleased(event.transfer, Reason.CLOSED))
+
+    def _refuse(self, report: NotDelivered | SourceReleased) -> None:
+        self._refused(report)
+        self._tell(report)
 
 
 def _is_over(event: EngineEvent) -> TypeGuard[Computed | PrefillAborted]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter
 
 from pushkv.core.consumer import Consumer
@@ -36,12 +37,13 @@ class Failures:
     """Watches the machines' steps for who was on the other side and how far it had come.
 
     The fields of a line are attributes of its `LogRecord` too: transfer, attempt, cause, phase,
-    rank, peer_engine, peer_incarnation, peer_rank; None where unknown. One thread.
+    rank, peer_engine, peer_incarnation, peer_rank; None where unknown. One thread, but for `cut_off`.
     """
 
     def __init__(self, rank: int, counters: Counter[str]) -> None:
         self._rank = rank
         self._counters = counters
+        self._counting = threading.Lock()
         self._failed: dict[tuple[TransferId, int], Consumer] = {}
         self._freed: dict[TransferId, Producer] = {}
 
@@ -77,7 +79,7 @@ class Failures:
         elif isinstance(report, SourceReleased) and report.reason is not None:
             source = self._freed.get(report.transfer)
             served = None if source is None else source.registration
-            self._counters[f"not_served_{report.reason}"] += 1
+            self._count(f"not_served_{report.reason}")
             self._say(
                 "served",
                 report.transfer,
@@ -87,18 +89,26 @@ class Failures:
                 "" if source is None else str(source.status),
             )
 
-    def cut_off(self, report: NotDelivered) -> None:
-        """Log and count an attempt that ends because the runtime has."""
-        self._not_delivered(report, None, None, RUNTIME)
+    def cut_off(self, report: NotDelivered | SourceReleased) -> None:
+        """Log and count what ends, or never begins, because the runtime is over. Any thread."""
+        if isinstance(report, NotDelivered):
+            self._not_delivered(report, None, None, RUNTIME)
+        elif report.reason is not None:
+            self._count(f"not_served_{report.reason}")
+            self._say("served", report.transfer, None, report.reason, None, RUNTIME)
 
     def _not_delivered(
         self, report: NotDelivered, offer: Offered | None, peer: Worker | None, phase: str
     ) -> None:
-        self._counters[f"not_delivered_{report.reason}"] += 1
+        self._count(f"not_delivered_{report.reason}")
         address = ""
         if offer is not None:
             address = ",".join(f"{each.host}:{each.port}" for each in offer.producers)
         self._say("delivered", report.transfer, report.attempt, report.reason, peer, phase, address)
+
+    def _count(self, cause: str) -> None:
+        with self._counting:  # adding to a number is two steps
+            self._counters[cause] += 1
 
     def _say(
         self,

@@ -88,9 +88,9 @@ class Runtime:
         """How often each cause was counted (I5, I8); read-only for others."""
         self._transport = transport
         self._wakeup = Wakeup()
-        self.bridge = Bridge(self._wakeup.set)
-        """The engine's side: `submit`, `take`, `wait`."""
         self._failures = Failures(config.rank, self.counters)
+        self.bridge = Bridge(self._wakeup.set, self._failures.cut_off)
+        """The engine's side: `submit`, `take`, `wait`."""
         self._loop: Loop | None = None
         self._inbox: deque[Event] = deque()
         self._quiet_until_s: dict[str, float] = {}
