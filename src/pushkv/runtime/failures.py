@@ -37,7 +37,8 @@ class Failures:
     """Watches the machines' steps for who was on the other side and how far it had come.
 
     The fields of a line are attributes of its `LogRecord` too: transfer, attempt, cause, phase,
-    rank, peer_engine, peer_incarnation, peer_rank; None where unknown. One thread, but for `cut_off`.
+    rank, peer_engine, peer_incarnation, peer_rank; None where unknown. One thread, but for
+    `cut_off`.
     """
 
     def __init__(self, rank: int, counters: Counter[str]) -> None:
