@@ -9,6 +9,7 @@ worker's `Endpoint` arrives: its incarnation is in this process's registry or it
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import define, field, frozen
@@ -29,10 +30,11 @@ __all__ = [
     "Channel",
     "Direct",
     "Endpoint",
+    "Local",
     "Relay",
     "StepMetadata",
     "StepReports",
-    "find_bridge",
+    "find_runtime",
     "publish",
     "withdraw",
 ]
@@ -159,20 +161,32 @@ class Relay:
         return bool(self._outbox)
 
 
-_bridges: dict[Incarnation, Bridge] = {}
-"""The bridges of this process's runtimes."""
+@frozen
+class Local:
+    """A runtime of this process.
+
+    Attributes:
+        bridge: Its bridge.
+        counters: Its counters; the scheduler half adds causes that no other thread counts.
+    """
+
+    bridge: Bridge
+    counters: Counter[str]
 
 
-def publish(incarnation: Incarnation, bridge: Bridge) -> None:
-    """Let a scheduler half of this process find the bridge."""
-    _bridges[incarnation] = bridge
+_runtimes: dict[Incarnation, Local] = {}
+
+
+def publish(incarnation: Incarnation, bridge: Bridge, counters: Counter[str]) -> None:
+    """Let a scheduler half of this process find the runtime."""
+    _runtimes[incarnation] = Local(bridge, counters)
 
 
 def withdraw(incarnation: Incarnation) -> None:
     """The runtime stops."""
-    _bridges.pop(incarnation, None)
+    _runtimes.pop(incarnation, None)
 
 
-def find_bridge(incarnation: Incarnation) -> Bridge | None:
-    """The bridge of that incarnation, if its runtime lives in this process."""
-    return _bridges.get(incarnation)
+def find_runtime(incarnation: Incarnation) -> Local | None:
+    """What that incarnation published, if its runtime lives in this process."""
+    return _runtimes.get(incarnation)

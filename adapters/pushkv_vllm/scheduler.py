@@ -40,7 +40,7 @@ from pushkv.core.events import Arrived, Cancelled, Computed, Offered, PrefillAbo
 from pushkv.core.ids import Blocks, TransferId, block_count
 
 from .blocks import Admission, BlockPool, Pins, admit
-from .channel import Channel, Direct, Endpoint, Relay, StepMetadata, StepReports, find_bridge
+from .channel import Channel, Direct, Endpoint, Relay, StepMetadata, StepReports, find_runtime
 from .config import Options
 from .identity import RequestName, prompt_digest, read_name, transfer_id
 from .ledger import Entry, Ledger, Parting, Phase
@@ -122,12 +122,13 @@ class SchedulerHalf:
     def meet(self, endpoint: Endpoint) -> None:
         """The worker's runtime runs; before the first request."""
         self._endpoint = endpoint
-        bridge = find_bridge(endpoint.incarnation)
-        if bridge is not None:
-            self.channel = direct = Direct(bridge)
+        local = find_runtime(endpoint.incarnation)
+        if local is not None:
+            self.counts = local.counters
+            self.channel = direct = Direct(local.bridge)
             if self.options.while_waiting is not WhileWaiting.STEP:
                 self.alarm = Alarm(lambda: direct.reported() or self.ledger.is_due)
-                bridge.on_report(self.alarm.ring)
+                local.bridge.on_report(self.alarm.ring)
             if self.options.while_waiting is WhileWaiting.SLEEP and not install():
                 logger.warning("pushkv: this vLLM's loop is unknown: the engine pauses, not sleeps")
 
@@ -415,9 +416,9 @@ class SchedulerHalf:
                 self.sources.unpin(report.transfer)
 
     def _failed(self, entry: Entry, report: NotDelivered) -> None:
+        """The runtime has logged and counted the failure; this tells whose it is, and what next."""
         what = "attempt failed, to be retried" if report.retry else "transfer failed"
-        self.counts[what] += 1
-        logger.warning(
+        logger.info(
             "pushkv: request %s: %s (%s; transfer %s, attempt %d, producer %s at %s:%d)",
             entry.request_id,
             what,
@@ -430,6 +431,13 @@ class SchedulerHalf:
         )
 
     def _local(self, request_id: str, what: str, why: str) -> None:
-        """A request goes on without a transfer."""
-        self.counts[what] += 1
-        logger.warning("pushkv: request %s: %s (%s)", request_id, what, why)
+        """A request goes on without an attempt, so that the runtime has nothing to tell."""
+        cause = what.replace(" ", "_")
+        self.counts[cause] += 1
+        logger.warning(
+            "pushkv: request %s: %s (%s)",
+            request_id,
+            what,
+            why,
+            extra={"request": request_id, "cause": cause},
+        )

@@ -18,7 +18,7 @@ from . import CORES
 from .channel import Endpoint, StepReports, publish, withdraw
 from .config import Options
 from .identity import model_identity
-from .log import logger
+from .log import join, logger
 
 if TYPE_CHECKING:
     from pushkv.runtime import Runtime
@@ -65,6 +65,7 @@ class WorkerHalf:
         from pushkv.runtime import Runtime, RuntimeConfig, new_incarnation
         from pushkv.transport import load_transport
 
+        join()
         config, options = self._vllm_config, self.options
         layout = cache_layout(self._kv_cache_config, kv_caches)
         blocks = self._kv_cache_config.num_blocks
@@ -99,7 +100,7 @@ class WorkerHalf:
         host, port = runtime.address
         self._runtime, self._kv_caches = runtime, kv_caches
         self.endpoint = Endpoint(engine, incarnation, host, port)
-        publish(incarnation, runtime.bridge)
+        publish(incarnation, runtime.bridge, runtime.counters)
         logger.info("pushkv: engine %s listens on %s:%d", engine, host, port)
 
     def _serve_metrics(self, runtime: Runtime, engine: EngineId) -> None:

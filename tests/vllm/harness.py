@@ -13,7 +13,7 @@ import os
 import pickle
 import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -217,6 +217,7 @@ class Engine:
         config = vllm_config(role, policy, blocks, **extra)
         caches = kv_cache_config(blocks)
         self.bridge = ScriptedBridge()
+        self.counters: Counter[str] = Counter()
         self.worker = PushKVConnector(config, KVConnectorRole.WORKER, caches)
         half = self.worker.worker_half
         assert half is not None
@@ -224,7 +225,7 @@ class Engine:
         endpoint = Endpoint(EngineId("engine"), Incarnation(next(_incarnations)), "127.0.0.1", 4711)
         half.endpoint = endpoint
         if direct:
-            publish(endpoint.incarnation, self.bridge)  # type: ignore[arg-type]
+            publish(endpoint.incarnation, self.bridge, self.counters)  # type: ignore[arg-type]
         self.scheduler = Scheduler(
             vllm_config=config,
             kv_cache_config=caches,

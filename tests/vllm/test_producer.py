@@ -9,6 +9,7 @@ pytest.importorskip("vllm")
 from tests.vllm.harness import BLOCK, Engine, prefill, remote
 
 from pushkv.core.events import Arrived, Computed, PrefillAborted
+from pushkv_vllm.log import logger
 
 pytestmark = pytest.mark.vllm
 
@@ -187,7 +188,7 @@ def test_another_prompt_under_a_used_transfer_id_is_refused(direct: bool) -> Non
     engine.run()
     assert len(engine.bridge.of(Arrived)) == 1
     assert engine.responses["b"] is None
-    assert engine.half.counts["bad kv_transfer_params"] == 1
+    assert engine.half.counts["bad_kv_transfer_params"] == 1
 
 
 def test_a_released_transfer_id_may_be_used_again(direct: bool) -> None:
@@ -245,10 +246,16 @@ def test_a_full_pool_in_two_processes_costs_steps_not_requests() -> None:
     ("role", "params"),
     [("kv_producer", remote()), ("kv_consumer", prefill())],
 )
-def test_a_leg_for_the_other_role_runs_here(role: str, params: dict[str, object]) -> None:
+def test_a_leg_for_the_other_role_runs_here(
+    role: str, params: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
     engine = Engine(role=role)
     engine.add("a", 100, params)
     engine.run()
     assert engine.bridge.submitted == []
     assert engine.finish_reasons == {"a": "length"}
-    assert engine.half.counts["bad kv_transfer_params"] == 1
+    # The counters are the runtime's: its metrics serve them.
+    assert engine.counters == {"bad_kv_transfer_params": 1}
+    (line,) = (vars(each) for each in caplog.records if each.name == logger.name)
+    assert (line["cause"], line["levelname"]) == ("bad_kv_transfer_params", "WARNING")
+    assert line["request"].startswith("a")
