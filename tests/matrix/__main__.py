@@ -15,13 +15,15 @@ from pushkv.demo.supervise import ServerError
 from pushkv.demo.systems import PULL, PUSH, SYSTEMS, System, new_name
 from pushkv.demo.tiny_model import write_tiny_model
 
+from .causes import Telling
 from .fleet import Answer, Fleet, fleet
 from .moments import MOMENT_FAULTS
 from .network import NETWORK_FAULTS, impossible
 from .patience import patient
 from .reference import REFERENCE_FAULTS, Stage, one_run
 from .rows import Row, Rows, show
-from .vllm_faults import FAULTS, Scene
+from .scene import Scene
+from .vllm_faults import FAULTS
 
 BACK_WITHIN_S = 30.0
 """Within which every block must be back: the hold time, the death bound, a lease and a margin."""
@@ -32,10 +34,11 @@ FLEETS = 3
 
 async def one_vllm_run(fleet: Fleet, fault: str, seed: int) -> Row:
     """One run of one fault; the fleet is healthy before, and need not be after."""
-    scene = Scene(fleet, seed)
+    scene = Scene(fleet, Telling(fleet), seed)
     notes: list[str] = []
+    await scene.telling.begin()
     try:
-        await FAULTS[fault](scene)
+        await FAULTS[fault].happens(scene)
     except ServerError:
         raise  # an engine that the fault killed could not be started again
     except Exception as error:  # noqa: BLE001 - whatever a fault does to a fleet is a result
@@ -45,12 +48,14 @@ async def one_vllm_run(fleet: Fleet, fault: str, seed: int) -> Row:
     for prompt, answer in scene.asked:
         answered += answer.came
         fits = bool(answer.tokens) and set(answer.tokens) == {scene.expected.get(prompt)}
-        right += fits or (scene.may_fail and bool(answer.error))
+        excused = bool(answer.error) and (scene.may_fail or prompt in scene.broken)
+        right += fits or excused
         wrong += bool(answer.tokens) and not fits
-        if answer.error and not scene.may_fail:
+        if answer.error and not excused:
             notes.append(answer.error)
     await scene.revive()
     leaked = await fleet.leaked_blocks(BACK_WITHIN_S)
+    untold = await scene.telling.end() if fleet.system.says_why else []
     return Row(
         fault,
         fleet.system.name,
@@ -61,22 +66,26 @@ async def one_vllm_run(fleet: Fleet, fault: str, seed: int) -> Row:
         wrong=wrong,
         leaked_blocks=leaked,
         recovered=int(await _is_healthy(scene)),
+        untold=len(untold),
         slowest_s=round(max((each.after_s for _, each in scene.asked), default=0.0), 1),
-        notes=tuple(dict.fromkeys(notes)),
+        notes=tuple(dict.fromkeys([*untold, *notes])),
     )
 
 
 async def _is_healthy(scene: Scene) -> bool:
     """Whether another request is right, with both engines as they are."""
-    if not all(scene.fleet.alive(name) for name in ("prefill", "decode")):
+    if not all(scene.fleet.alive(name) for name in scene.fleet.plan.engines):
         return False
     with anyio.move_on_after(BACK_WITHIN_S):
         try:
             prompt = await scene.prompt(200)
         except RuntimeError:
             return False
-        answer = await scene.fleet.dispatch(prompt, new_name())
-        return answer.tokens == (scene.expected[prompt],)
+        for prefill, decode in scene.fleet.plan.ways:
+            answer = await scene.fleet.dispatch(prompt, new_name(), prefill=prefill, decode=decode)
+            if answer.tokens != (scene.expected[prompt],):
+                return False
+        return True
     return False
 
 
@@ -90,9 +99,10 @@ async def run_system(
     fleets = lost = 0
     while due:
         fleets += 1
+        plan = FAULTS[due[0][0]].plan
         try:
-            async with fleet(system, model, logs / system.name / f"fleet-{fleets}") as found:
-                while due:
+            async with fleet(system, plan, model, logs / system.name / f"fleet-{fleets}") as found:
+                while due and FAULTS[due[0][0]].plan is plan:
                     fault, number = due[0]
                     row = await one_vllm_run(found, fault, seed=1_000 * (1 + number) + len(due))
                     rows.add(row)

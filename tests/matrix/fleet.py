@@ -18,15 +18,48 @@ from pushkv.demo.engines import vllm_server
 from pushkv.demo.supervise import Launched, ServerSpec, free_ports, launched, until_ready
 from pushkv.demo.systems import Json, Place, System
 
-__all__ = ["ANSWER_S", "Answer", "Fleet"]
+from .causes import logging_config
+
+__all__ = ["PAIR", "SMALL", "SQUARE", "Answer", "Fleet", "Plan", "fleet"]
 
 BLOCKS = 48
 """Of 128 tokens each: three long prompts fill a decode engine."""
 MAX_MODEL_LEN = 2_048
-ANSWER_S = 60.0
-"""Within which every client must have an answer. Nothing else runs on the machine's two cores that
-long; a healthy pair needs about a second."""
 PROBE_S = 10.0
+STOP_S = 60.0
+"""Within which an engine must end that was told to."""
+
+
+@frozen
+class Plan:
+    """The engines that a fault needs.
+
+    Attributes:
+        engines: Their names; those that begin with "prefill" are producers.
+        blocks: Of 128 tokens, in the KV cache of each.
+        arguments: More of vLLM's options, for all.
+    """
+
+    engines: tuple[str, ...] = ("prefill", "decode")
+    blocks: int = BLOCKS
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def ways(self) -> list[tuple[str, str]]:
+        """Each prefill engine with each decode engine."""
+        prefill = [name for name in self.engines if name.startswith("prefill")]
+        decode = [name for name in self.engines if name.startswith("decode")]
+        return [(first, second) for first in prefill for second in decode]
+
+
+PAIR = Plan()
+SQUARE = Plan(("prefill", "prefill2", "decode", "decode2"))
+SMALL = Plan(
+    blocks=24,
+    # vLLM admits requests whose first chunks fit beside each other, and preempts the youngest.
+    arguments=("--max-num-batched-tokens", "256", "--no-scheduler-reserve-full-isl"),
+)
+"""Fits no two long prompts, and two middling ones until more is generated for them."""
 
 
 @frozen
@@ -47,6 +80,7 @@ class Answer:
 class _Engine:
     spec: ServerSpec
     port: int
+    metrics: int
     child: Launched
     stack: contextlib.ExitStack = field(factory=contextlib.ExitStack)
 
@@ -56,10 +90,11 @@ class _Engine:
 
 
 class Fleet:
-    """A prefill and a decode engine of `system`, and the router between them, which is the test."""
+    """Prefill and decode engines of `system`, and the router between them, which is the test."""
 
-    def __init__(self, system: System, model: Path, logs: Path) -> None:
+    def __init__(self, system: System, plan: Plan, model: Path, logs: Path) -> None:
         self.system = system
+        self.plan = plan
         self._model = model
         self._logs = logs
         self._engines: dict[str, _Engine] = {}
@@ -71,9 +106,10 @@ class Fleet:
         )
 
     async def __aenter__(self) -> Self:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.start, "prefill", 0)
-            tasks.start_soon(self.start, "decode", 1)
+        for first in range(0, len(self.plan.engines), 2):
+            async with anyio.create_task_group() as tasks:
+                for name in self.plan.engines[first : first + 2]:
+                    tasks.start_soon(self.start, name)
         return self
 
     async def __aexit__(
@@ -89,27 +125,34 @@ class Fleet:
 
     # -- engines
 
-    async def start(self, name: str, core: int) -> None:
+    async def start(self, name: str) -> None:
         """Start an engine, on the ports it had before, if it ever ran."""
         before = self._engines.get(name)
-        port, control = (before.spec.port, before.port) if before else free_ports(2)
+        if before is None:
+            port, control, metrics = free_ports(3)
+        else:
+            port, control, metrics = before.spec.port, before.port, before.metrics
         self._lives += 1
         spec = vllm_server(
             name,
             self._model,
-            core,
-            self.system.config(name, control),
+            int(name.startswith("decode")),
+            self.system.config(name, control, metrics),
             port=port,
             max_model_len=MAX_MODEL_LEN,
             arguments=(
-                *("--num-gpu-blocks-override", str(BLOCKS)),
+                *("--num-gpu-blocks-override", str(self.plan.blocks)),
                 "--no-enable-prefix-caching",
+                *self.plan.arguments,
             ),
-            environment=self.system.environment(control),
+            environment={
+                **self.system.environment(control),
+                "VLLM_LOGGING_CONFIG_PATH": str(logging_config(self._logs)),
+            },
         )
         stack = contextlib.ExitStack()
         child = stack.enter_context(launched(spec, self._logs / f"{self._lives}"))
-        self._engines[name] = _Engine(spec, control, child, stack)
+        self._engines[name] = _Engine(spec, control, metrics, child, stack)
         await until_ready(spec, child, None)
 
     def kill(self, name: str) -> None:
@@ -117,6 +160,20 @@ class Fleet:
         self.signal(name, signal.SIGKILL)
         self._engines[name].child.process.wait()
         self._engines[name].stack.close()
+
+    async def stop(self, name: str) -> None:
+        """Tell an engine to end, as an operator does, and wait until it has.
+
+        Raises:
+            RuntimeError: It does not in time; it is killed then.
+        """
+        child = self._engines[name].child
+        os.kill(child.group, signal.SIGTERM)
+        with anyio.move_on_after(STOP_S) as bound:
+            await child.end()
+        self._engines[name].stack.close()
+        if bound.cancelled_caught:
+            raise RuntimeError(f"{name} did not end within {STOP_S:g} s of SIGTERM")
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal to every process of an engine."""
@@ -126,10 +183,22 @@ class Fleet:
         """Whether an engine's processes run."""
         return self._engines[name].child.alive()
 
-    @property
-    def place(self) -> Place:
-        """Where the prefill engine's control port is."""
-        return Place(self._engines["prefill"].port)
+    def place(self, prefill: str = "prefill") -> Place:
+        """Where a prefill engine's control port is."""
+        return Place(self._engines[prefill].port, prefill)
+
+    def url(self, name: str) -> str:
+        """Where an engine's API is."""
+        return self._engines[name].url
+
+    def log(self, name: str) -> Path:
+        """The log of an engine's present life."""
+        return self._engines[name].child.log_path
+
+    async def metrics(self, name: str) -> str:
+        """What pushkv's own metrics of an engine say; nothing where it is another's."""
+        url = f"http://127.0.0.1:{self._engines[name].metrics}/metrics"
+        return (await self.client.get(url)).text if self.system.says_why else ""
 
     def control_port(self, name: str) -> int:
         """The control or side-channel port that an engine was given."""
@@ -146,9 +215,10 @@ class Fleet:
         request: str | None = None,
         tokens: int = 8,
         samples: int = 1,
-        bound_s: float = ANSWER_S,
+        bound_s: float | None = None,
+        url: str | None = None,
     ) -> tuple[Answer, Json]:
-        """One leg at one engine; its answer, and the whole of what it said."""
+        """One leg at one engine, or at `url`; its answer, and the whole of what it said."""
         body: Json = {
             "model": "tiny",
             "prompt": prompt,
@@ -162,11 +232,11 @@ class Fleet:
         if params is not None:
             body["kv_transfer_params"] = params
         headers = {} if request is None else {"X-Request-Id": request}
-        url = self._engines[name].url + "/v1/completions"
+        url = (url or self._engines[name].url) + "/v1/completions"
         said: Json = {}
         answer = Answer()
         began = anyio.current_time()
-        with anyio.move_on_after(bound_s):
+        with anyio.move_on_after(bound_s or self.system.answer_s):
             try:
                 response = await self.client.post(url, json=body, headers=headers)
                 said = response.json()
@@ -181,35 +251,40 @@ class Fleet:
         return evolve(answer, after_s=anyio.current_time() - began), said
 
     async def dispatch(
-        self, prompt: str, name: str, *, samples: int = 1, params: Json | None = None
+        self,
+        prompt: str,
+        name: str,
+        *,
+        samples: int = 1,
+        tokens: int = 8,
+        prefill: str = "prefill",
+        decode: str = "decode",
     ) -> Answer:
         """One request of a client, as its router sends it; the decode leg's answer.
 
         Both legs at once where the system can. A prefill leg that fails does not cancel the decode
         leg, as with the routers there are.
         """
-        decode = self.system.decode
-        if decode is None:
-            _, said = await self.ask(
-                "prefill", prompt, self.system.prefill(name), request=name, tokens=1
-            )
-            found = said.get("kv_transfer_params") or {}
+        params = self.system.decode
+
+        async def prefill_leg() -> Json:
+            first = self.system.prefill(name)
+            asked = self.ask(prefill, prompt, first, request=name, tokens=1, samples=samples)
+            return (await asked)[1]
+
+        async def decode_leg(params: Json) -> Answer:
+            asked = self.ask(decode, prompt, params, request=name, tokens=tokens, samples=samples)
+            return (await asked)[0]
+
+        if params is None:
+            found = (await prefill_leg()).get("kv_transfer_params") or {}
             assert isinstance(found, dict)
-            merged = {**found, **(params or {})}
-            answer, _ = await self.ask("decode", prompt, merged, request=name, samples=samples)
-            return answer
-        answers: list[Answer] = []
+            return await decode_leg(found)
         async with anyio.create_task_group() as legs:
-            legs.start_soon(
-                lambda: self.ask(
-                    "prefill", prompt, self.system.prefill(name), request=name, tokens=1
-                )
-            )
-            merged = {**decode(name, self.place), **(params or {})}
-            answer, _ = await self.ask("decode", prompt, merged, request=name, samples=samples)
-            answers.append(answer)
+            legs.start_soon(prefill_leg)
+            answer = await decode_leg(params(name, self.place(prefill)))
             legs.cancel_scope.cancel()
-        return answers[0]
+        return answer
 
     # -- what is left
 
@@ -221,13 +296,17 @@ class Fleet:
         answer, _ = await self.ask(name, "nudge", tokens=1, bound_s=PROBE_S)
         if not answer.tokens:
             return 1.0
+        return await self.reading(name, "vllm:kv_cache_usage_perc")
+
+    async def reading(self, name: str, metric: str) -> float:
+        """What one of vLLM's metrics stands at; 1.0 where the engine does not answer."""
         with anyio.move_on_after(PROBE_S):
             try:
                 text = (await self.client.get(self._engines[name].url + "/metrics")).text
             except httpx.HTTPError:
                 return 1.0
             for line in text.splitlines():
-                if line.startswith("vllm:kv_cache_usage_perc"):
+                if line.startswith(metric):
                     return float(line.rsplit(" ", 1)[1])
         return 1.0
 
@@ -236,16 +315,16 @@ class Fleet:
         deadline = anyio.current_time() + within_s
         while True:
             used = [await self.used(name) for name in self._engines if self.alive(name)]
-            leaked = round(sum(used) * BLOCKS)
+            leaked = round(sum(used) * self.plan.blocks)
             if leaked == 0 or anyio.current_time() > deadline:
                 return leaked
             await anyio.sleep(1)
 
 
 @contextlib.asynccontextmanager
-async def fleet(system: System, model: Path, logs: Path) -> AsyncIterator[Fleet]:
+async def fleet(system: System, plan: Plan, model: Path, logs: Path) -> AsyncIterator[Fleet]:
     """A fleet that leaves no process behind, however it is left."""
-    found = Fleet(system, model, logs)
+    found = Fleet(system, plan, model, logs)
     try:
         await found.__aenter__()
         yield found

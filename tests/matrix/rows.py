@@ -27,6 +27,7 @@ class Row:
         recovered: Runs after which a request was right again with nothing restarted but what the
             fault itself had killed.
         missed: Runs beside `runs` in which the fault came too late for its moment; repeated.
+        untold: Failures of pushkv that were not one line of a log and one counter each.
         slowest_s: The longest that a client waited for its answer.
     """
 
@@ -40,13 +41,14 @@ class Row:
     leaked_blocks: int = 0
     recovered: int = 0
     missed: int = 0
+    untold: int = 0
     slowest_s: float = 0.0
     notes: tuple[str, ...] = ()
 
     @property
     def is_green(self) -> bool:
-        """Every client right, no block lost, healthy again each time."""
-        healthy = self.leaked_blocks == 0 and self.recovered == self.runs
+        """Every client right, no block lost, each failure told, healthy again each time."""
+        healthy = self.leaked_blocks == self.untold == 0 and self.recovered == self.runs
         return self.runs > 0 and self.right == self.clients and healthy
 
     def plus(self, other: Row) -> Row:
@@ -55,7 +57,7 @@ class Row:
             name: getattr(self, name) + getattr(other, name)
             for name in (
                 *("runs", "clients", "answered", "right", "wrong"),
-                *("leaked_blocks", "recovered", "missed"),
+                *("leaked_blocks", "recovered", "missed", "untold"),
             )
         }
         return evolve(
@@ -114,5 +116,6 @@ def _cell(row: Row | None) -> str:
     parts += [f"{row.wrong} wrong"] * (row.wrong > 0)
     parts += [f"{silent} no answer"] * (silent > 0)
     parts += [f"{row.leaked_blocks} lost"] * (row.leaked_blocks > 0)
+    parts += [f"{row.untold} untold"] * (row.untold > 0)
     parts += [f"{row.recovered}/{row.runs} recovered"] * (row.recovered < row.runs)
     return f"[{'green' if row.is_green else 'red'}]" + " · ".join(parts)

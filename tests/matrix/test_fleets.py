@@ -13,7 +13,7 @@ from tests.matrix.rows import Row, Rows
 from pushkv.demo.supervise import ServerError
 from pushkv.demo.systems import PUSHKV
 
-FAULTS = ["first", "second"]
+FAULTS = ["duplicate request", "colliding names"]  # on the same kind of fleet
 
 
 class Starts:
@@ -65,4 +65,4 @@ async def test_it_ends_where_no_fleet_can_be_started(
     with pytest.raises(ExceptionGroup, match="task group"):
         await run(tmp_path)
     assert starts.fleets == 3
-    assert Rows(tmp_path / "faults.json").runs("first", "pushkv") == 2
+    assert Rows(tmp_path / "faults.json").runs(FAULTS[0], "pushkv") == 2

@@ -4,85 +4,18 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Awaitable, Callable
-from functools import partial
 
 import anyio
-from attrs import define, field
 
 from pushkv.demo.systems import HOLD_S, new_name
 from pushkv.demo.tiny_model import make_prompt
 
-from .fleet import Answer, Fleet
+from .scene import LONG, SHORT, Fault, Scene
+from .vllm_legs import LEG_FAULTS
+from .vllm_proxy import PROXY_FAULTS
+from .vllm_square import SQUARE_FAULTS
 
-__all__ = ["FAULTS", "Scene"]
-
-LONG = 1_900
-SHORT = 300
-
-
-@define
-class Scene:
-    """One run of one fault.
-
-    Attributes:
-        seed: Prompts differ from run to run.
-        expected: By prompt, what a single engine generates.
-        asked: Each client's prompt and answer.
-        may_fail: No healthy path exists, so that an honest error is right.
-        killed: Engines that the fault itself has killed.
-    """
-
-    fleet: Fleet
-    seed: int
-    expected: dict[str, tuple[int, ...]] = field(factory=dict)
-    asked: list[tuple[str, Answer]] = field(factory=list)
-    may_fail: bool = False
-    killed: list[str] = field(factory=list)
-
-    async def prompt(self, tokens: int) -> str:
-        """A new prompt, and what is to be generated for it."""
-        self.seed += 1
-        text = make_prompt(tokens, seed=self.seed)
-        answer, _ = await self.fleet.ask("prefill", text)
-        if not answer.tokens:
-            raise RuntimeError(f"the reference answer did not come: {answer.error}")
-        self.expected[text] = answer.tokens[0]
-        return text
-
-    async def client(self, prompt: str, name: str, *, samples: int = 1) -> None:
-        """A client whose request takes both legs."""
-        self.asked.append((prompt, await self.fleet.dispatch(prompt, name, samples=samples)))
-
-    async def decode_only(self, prompt: str, name: str) -> None:
-        """A client whose decode leg goes out alone; for pull, towards what is not there."""
-        system = self.fleet.system
-        if system.decode is not None:
-            params = system.decode(name, self.fleet.place)
-        else:
-            params = {
-                "do_remote_prefill": True,
-                "do_remote_decode": False,
-                "remote_engine_id": self.fleet.place.engine,
-                "remote_host": self.fleet.place.host,
-                "remote_port": self.fleet.place.port,
-                "remote_request_id": f"cmpl-{name}-0",
-                "remote_block_ids": [[1, 2, 3]],
-                "tp_size": 1,
-            }
-        answer, _ = await self.fleet.ask("decode", prompt, params, request=name)
-        self.asked.append((prompt, answer))
-
-    def kill(self, name: str) -> None:
-        """``kill -9``."""
-        self.fleet.kill(name)
-        self.killed.append(name)
-
-    async def revive(self) -> None:
-        """Start again what the fault has killed."""
-        while self.killed:
-            name = self.killed.pop()
-            await self.fleet.start(name, 0 if name == "prefill" else 1)
+__all__ = ["FAULTS"]
 
 
 async def killed_prefill_before(scene: Scene) -> None:
@@ -110,29 +43,26 @@ async def killed_prefill_registered(scene: Scene) -> None:
         else:
             tasks.start_soon(scene.decode_only, prompt, name)
             await anyio.sleep(2)
-            params = fleet.system.prefill(name)
-            tasks.start_soon(partial(fleet.ask, "prefill", prompt, params, request=name, tokens=1))
+            tasks.start_soon(scene.prefill_only, prompt, name)
         await anyio.sleep(0.15)
         scene.kill("prefill")
 
 
 async def killed_prefill_after(scene: Scene) -> None:
     """The prefill engine is killed once it has answered, before decode is dispatched."""
-    prompt, name, fleet = await scene.prompt(SHORT), new_name(), scene.fleet
-    _, said = await fleet.ask("prefill", prompt, fleet.system.prefill(name), request=name, tokens=1)
+    prompt, name = await scene.prompt(SHORT), new_name()
+    params = await scene.prefill_only(prompt, name)
     scene.kill("prefill")
-    params = said.get("kv_transfer_params")
-    assert isinstance(params, dict)
-    answer, _ = await fleet.ask("decode", prompt, params, request=name)
-    scene.asked.append((prompt, answer))
+    await scene.decode_only(prompt, name, params=params)
 
 
 async def stopped_prefill(scene: Scene) -> None:
     """The prefill engine is stopped for eight seconds while it computes."""
     prompt = await scene.prompt(LONG)
     async with anyio.create_task_group() as tasks:
+        tasks.start_soon(scene.crowd)
         tasks.start_soon(scene.client, prompt, new_name())
-        await anyio.sleep(0.25)
+        await scene.until_busy()
         scene.fleet.signal("prefill", signal.SIGSTOP)
         await anyio.sleep(8)
         scene.fleet.signal("prefill", signal.SIGCONT)
@@ -152,7 +82,7 @@ async def restarted_decode(scene: Scene) -> None:
     """The decode engine, which prefill knows, is killed and started again."""
     for _ in range(2):
         await scene.client(await scene.prompt(SHORT), new_name())
-        if not scene.killed:
+        if not scene.down:
             scene.kill("decode")
             await scene.revive()
     await scene.client(await scene.prompt(SHORT), new_name())
@@ -206,35 +136,29 @@ async def colliding_names(scene: Scene) -> None:
 
 async def missing_key(scene: Scene) -> None:
     """A client leaves a key of `kv_transfer_params` out."""
-    prompt, fleet, name = await scene.prompt(SHORT), scene.fleet, new_name()
-    _, said = await fleet.ask("prefill", prompt, fleet.system.prefill(name), request=name, tokens=1)
-    params = said.get("kv_transfer_params")
-    assert isinstance(params, dict)
+    prompt, name = await scene.prompt(SHORT), new_name()
+    params = await scene.prefill_only(prompt, name)
     for key in ("remote_engine_id", "remote_host", "remote_request_id", "transfer_id"):
         if key in params:
             left = {each: value for each, value in params.items() if each != key}
-            answer, _ = await fleet.ask("decode", prompt, left, request=new_name())
-            scene.asked.append((prompt, answer))
+            await scene.decode_only(prompt, new_name(), params=left)
 
 
 async def late_decode(scene: Scene) -> None:
     """Decode is dispatched when the hold time of the finished prefill is over."""
     prompt, fleet, name = await scene.prompt(SHORT), scene.fleet, new_name()
-    _, said = await fleet.ask("prefill", prompt, fleet.system.prefill(name), request=name, tokens=1)
-    params = said.get("kv_transfer_params")
-    assert isinstance(params, dict)
+    params = await scene.prefill_only(prompt, name)
     await anyio.sleep(HOLD_S + 2)
     # Whoever comes next gets the blocks that were given up.
     async with anyio.create_task_group() as tasks:
         for _ in range(3):
             tasks.start_soon(fleet.ask, "prefill", make_prompt(LONG, seed=scene.seed + 7))
-    answer, _ = await fleet.ask("decode", prompt, params, request=name)
-    scene.asked.append((prompt, answer))
+    await scene.decode_only(prompt, name, params=params)
 
 
 async def malformed_frame(scene: Scene) -> None:
     """A stranger sends nonsense to the prefill engine; then a new decode engine comes."""
-    port = scene.fleet.place.port
+    port = scene.fleet.place().port
     if scene.fleet.system.is_zeromq:
         await anyio.to_thread.run_sync(_send_over_zeromq, port)
     else:
@@ -271,22 +195,26 @@ async def aborted_prefill(scene: Scene) -> None:
             await fleet.ask("prefill", prompt, fleet.system.prefill(name), request=name, tokens=1)
 
 
-FAULTS: dict[str, Callable[[Scene], Awaitable[None]]] = {
-    "prefill killed before": killed_prefill_before,
-    "prefill killed while it computes": killed_prefill_during,
-    "prefill killed, decode registered": killed_prefill_registered,
-    "prefill killed once finished": killed_prefill_after,
-    "prefill stopped for 8 s": stopped_prefill,
-    "prefill leg given up": aborted_prefill,
-    "prefill restarted": restarted_prefill,
-    "decode killed while it waits": killed_decode_during,
-    "decode restarted": restarted_decode,
-    "decode leg alone, given up": aborted_undispatched,
-    "abort storm, small cache": abort_storm,
-    "duplicate request": duplicate_request,
-    "colliding names": colliding_names,
-    "key missing in parameters": missing_key,
-    "decode after the hold time": late_decode,
-    "malformed frame, then a new peer": malformed_frame,
-    "three samples of one prompt": parallel_samples,
+FAULTS: dict[str, Fault] = {
+    "prefill killed before": Fault(killed_prefill_before),
+    "prefill killed while it computes": Fault(killed_prefill_during),
+    "prefill killed, decode registered": Fault(killed_prefill_registered),
+    "prefill killed once finished": Fault(killed_prefill_after),
+    "prefill stopped for 8 s": Fault(stopped_prefill),
+    "prefill leg given up": Fault(aborted_prefill),
+    "prefill restarted": Fault(restarted_prefill),
+    "decode killed while it waits": Fault(killed_decode_during),
+    "decode restarted": Fault(restarted_decode),
+    "decode leg alone, given up": Fault(aborted_undispatched),
+    "abort storm, small cache": Fault(abort_storm),
+    "duplicate request": Fault(duplicate_request),
+    "colliding names": Fault(colliding_names),
+    "key missing in parameters": Fault(missing_key),
+    "decode after the hold time": Fault(late_decode),
+    "malformed frame, then a new peer": Fault(malformed_frame),
+    "three samples of one prompt": Fault(parallel_samples),
+    **LEG_FAULTS,
+    **PROXY_FAULTS,
+    **SQUARE_FAULTS,
 }
+"""Rows on one pair first: a fleet of engines stays warm while rows need the same."""

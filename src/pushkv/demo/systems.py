@@ -7,11 +7,20 @@ from uuid import uuid4
 
 from attrs import frozen
 
-__all__ = ["PULL", "PUSH", "PUSHKV", "SYSTEMS", "Place", "System", "new_name"]
+__all__ = ["ANSWER_S", "PULL", "PUSH", "PUSHKV", "SYSTEMS", "Place", "System", "new_name"]
 
 Json = dict[str, object]
 HOLD_S = 5
 """How long finished KV waits for decode, the same for all three; vLLM's default is 30 s."""
+ANSWER_S = 60.0
+"""Within which every client of any system must have an answer. Nothing else runs on the machine's
+two cores that long; a healthy pair needs about a second."""
+PUSHKV_ANSWER_S = 45.0
+"""Within which every client of pushkv must have an answer, whatever became of its prefill engine:
+5 s to reach a producer that may be dead (`connect_s`), 30 s without news of one that was reached
+and does not answer (`waiting_s`; a death that closes its connections is known at once, a hold of
+5 s or a lease of 10 s lies within), and 10 s to compute the longest prompt here, behind others. A
+router that sends a request again starts the time again."""
 
 
 @frozen
@@ -28,22 +37,27 @@ class System:
     """One connector, and what a router sends for one request of a client.
 
     Attributes:
-        config: `kv_transfer_config` of the engine of that name, whose control port is given.
+        config: `kv_transfer_config` of the engine of that name, whose control port and port of
+            metrics are given.
         environment: Its environment.
         prefill: Parameters of the prefill leg, by the name of the hand-over.
         decode: Those of a decode leg that goes out at the same time; None where the prefill leg's
             answer is needed first.
         is_zeromq: Whether its control port speaks ZeroMQ.
         hold_option: Option of its connector that bounds how long finished KV waits, in seconds.
+        answer_s: Within which each of its clients must have an answer, in seconds.
+        says_why: Each failure is one line of the log and one counter, with its cause.
     """
 
     name: str
-    config: Callable[[str, int], Json]
+    config: Callable[[str, int, int], Json]
     environment: Callable[[int], Mapping[str, str]]
     prefill: Callable[[str], Json]
     decode: Callable[[str, Place], Json] | None
     is_zeromq: bool
     hold_option: str
+    answer_s: float = ANSWER_S
+    says_why: bool = False
 
 
 def new_name() -> str:
@@ -55,18 +69,18 @@ def _role(engine: str) -> str:
     return "kv_producer" if engine.startswith("prefill") else "kv_consumer"
 
 
-def _pushkv(engine: str, port: int) -> Json:
+def _pushkv(engine: str, port: int, metrics: int) -> Json:
     return {
         "kv_connector": "PushKVConnector",
         "kv_role": _role(engine),
         "engine_id": engine,
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"port": port, "hold_s": HOLD_S},
+        "kv_connector_extra_config": {"port": port, "hold_s": HOLD_S, "metrics_port": metrics},
     }
 
 
-def _vllm(connector: str) -> Callable[[str, int], Json]:
-    def config(engine: str, port: int) -> Json:
+def _vllm(connector: str) -> Callable[[str, int, int], Json]:
+    def config(engine: str, port: int, metrics: int) -> Json:
         found: Json = {
             "kv_connector": connector,
             "kv_role": "kv_both",
@@ -127,6 +141,8 @@ PUSHKV = System(
     },
     is_zeromq=False,
     hold_option="hold_s",
+    answer_s=PUSHKV_ANSWER_S,
+    says_why=True,
 )
 PUSH = System(
     "NixlPushConnector",
