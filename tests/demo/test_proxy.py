@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import itertools
 import json
 import socket
@@ -382,6 +383,49 @@ def test_an_engine_that_cannot_be_reached_is_named(dispatch: Dispatch, failing: 
         assert response.status_code == 502
         assert message_of(response).startswith(f"{failing} leg: ")
         assert "ConnectError" in message_of(response)
+
+
+class ClosesWhatIsIdle(http.server.BaseHTTPRequestHandler):
+    """Closes a connection just as a second request comes over it, as a server may at any time."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        length = int(self.headers["Content-Length"])
+        self.rfile.read(length)
+        data = json.dumps({"text": "words", "kv_transfer_params": {}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+        self.rfile.read1()  # until the next request begins, or the proxy has closed
+        self.close_connection = True
+
+    def log_message(self, *arguments: object) -> None:
+        """Nothing: the proxy's answers tell."""
+
+
+@pytest.mark.parametrize("dispatch", ORDERS)
+def test_a_request_needs_no_connection_that_its_engine_may_be_closing(dispatch: Dispatch) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), ClosesWhatIsIdle) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        config = ProxyConfig(
+            [Backend(url, "10.0.0.1", 7000, "P-1")], [Backend(url)], dispatch=dispatch
+        )
+        try:
+            with serving(create_app(config)) as proxy:
+                body = {"model": "tiny", "prompt": "baba", "max_tokens": 8}
+                said = [
+                    httpx.post(f"{proxy}/v1/completions", json=body, trust_env=False)
+                    for _ in range(3)
+                ]
+        finally:
+            server.shutdown()
+            thread.join()
+    assert [each.status_code for each in said] == [200, 200, 200], said[-1].text
 
 
 @pytest.mark.parametrize("dispatch", ORDERS)

@@ -46,9 +46,6 @@ Json = dict[str, object]
 MAX_BODY_BYTES = 32 << 20
 MAX_EVENT_BYTES = 1 << 20
 HEALTH_TIMEOUT_S = 2.0
-KEEPALIVE_S = 2.0
-"""Below the 5 s after which uvicorn closes an idle connection: a request sent into that close would
-fail, and nothing is retried."""
 
 logger = logging.getLogger(__name__)
 
@@ -121,8 +118,10 @@ def create_app(config: ProxyConfig) -> Starlette:
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[Mapping[str, httpx.AsyncClient]]:
         timeout = httpx.Timeout(config.read_timeout_s, connect=config.connect_timeout_s, pool=None)
-        # Without a bound on connections, or waiting legs would keep their partners out.
-        limits = httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_S)
+        # Without a bound on connections, or waiting legs would keep their partners out. None is
+        # used again: its server may be closing it, as when this process was stopped for a while,
+        # and a request sent into that close would fail; nothing is retried.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         async with httpx.AsyncClient(timeout=timeout, limits=limits, trust_env=False) as client:
             yield {"client": client}
 
