@@ -58,8 +58,11 @@ def slow_progress(delay_us: int) -> After:
         original: Any = api.nixlBind.nixlAgentConfig
         field = original.pthrDelay
 
+        def set_delay(config: object, asked_us: int) -> None:
+            field.fset(config, delay_us)
+
         class Config(original):  # type: ignore[misc]
-            pthrDelay = property(field.fget, lambda self, _: field.fset(self, delay_us))  # noqa: N815
+            pthrDelay = property(field.fget, set_delay)  # noqa: N815
 
         bindings = ModuleType(api.nixlBind.__name__)
         bindings.__dict__.update(vars(api.nixlBind), nixlAgentConfig=Config)
