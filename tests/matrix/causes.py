@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import httpx
 from attrs import define, field, frozen
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -135,7 +136,11 @@ class Telling:
         for name in self.fleet.plan.engines:
             log = self.fleet.log(name)
             # Counters first: a failure in between has a line more, not less, and is found out.
-            counted = read_counters(await self.fleet.metrics(name))
+            try:
+                counted = read_counters(await self.fleet.metrics(name))
+            except httpx.HTTPError as error:
+                notes.append(f"{name}: its metrics do not answer: {error!r}")
+                continue
             counted.subtract(self._counted.get(log, Counter()))
             with log.open(errors="replace") as file:
                 file.seek(self._read.get(log, 0))
