@@ -15,6 +15,7 @@ from pushkv.demo.report import DemoReport
 
 from .check import check_command
 from .doctor import doctor_command
+from .simulate import simulate_app
 from .swarm import swarm_command
 from .trace import trace_app
 
@@ -27,6 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(trace_app, name="trace")
+app.add_typer(simulate_app, name="simulate")
 app.command("check")(check_command)
 app.command("swarm")(swarm_command)
 app.command("doctor")(doctor_command)

@@ -178,10 +178,12 @@ def fit(
     begin: Calibration | None = None,
     progress: Callable[[int, float], None] | None = None,
 ) -> tuple[Calibration, float]:
-    """Look for the values with the least loss: random steps from the best so far, whose width adapts.
+    """Look for the least loss by random steps from the best so far, whose width adapts.
 
     Args:
         points: Those to fit to.
+        seed: Of the search.
+        repeats: Runs per point, each with other arrivals.
         trials: How many values to try.
         begin: Where to begin; the middle of every range by default.
         progress: Called after each trial with its number and the least loss so far.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from attrs import define
 
@@ -57,7 +58,7 @@ class Fabric:
             if flow.entry is not None:
                 Timeline.cancel(flow.entry)
             left = max(0, round(flow.left_bytes / flow.rate))
-            flow.entry = self._timeline.after(left, lambda flow=flow: self._end(flow))
+            flow.entry = self._timeline.after(left, partial(self._end, flow))
 
     def _end(self, flow: _Flow) -> None:
         flow.entry = None

@@ -41,7 +41,7 @@ class Transfer:
 
 @frozen
 class Told:
-    """Whom to tell of a transfer: its KV is in place, or never will be; source, destination free."""
+    """Whom to tell of a transfer: its KV is in place, or never will be; its blocks are free."""
 
     delivered: Callable[[str], None]
     not_delivered: Callable[[str], None]

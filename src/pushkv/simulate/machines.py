@@ -9,6 +9,7 @@ does not mean visible, and nobody can say how long a WRITE may still land.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
 
 from attrs import define, field
@@ -307,4 +308,4 @@ class Machines:
             return
         seen, node.arrivals = node.arrivals, []
         for each in seen:
-            self.timeline.after(0, lambda each=each: self._happen(node, each))
+            self.timeline.after(0, partial(self._happen, node, each))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from attrs import field, fields, frozen
+from attrs import AttrsInstance, field, fields, frozen
 
 from pushkv.core.errors import ConfigurationError
 
@@ -39,7 +39,7 @@ class Design(StrEnum):
 PUSHES = (Design.PUSH_EARLY, Design.PUSH_LATE)
 
 
-def _check(self: object) -> None:
+def _check(self: AttrsInstance) -> None:
     """Numbers are numbers of the right sign; zero only where it means something."""
     for each in fields(type(self)):
         value = getattr(self, each.name)
@@ -159,7 +159,7 @@ class Traffic:
     prompt_tokens: int = _at_least(4096)
     output_tokens: int = _at_least(128)
     spread: float = field(default=0.0, metadata={"most": 3})
-    stops: float = _share()
+    stops: float = field(default=0.0, metadata={"most": 0.9})
     cached_prefill: float = _share()
     cached_decode: float = _share()
     exact: bool = False

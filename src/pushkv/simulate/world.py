@@ -6,6 +6,7 @@ Every request ends once, and at the end all blocks are back where they came from
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from random import Random
 
 from pushkv.core.errors import ConfigurationError
@@ -84,7 +85,7 @@ class World:
             progress: Called with how many requests have ended, now and then.
         """
         for request in self.requests:
-            self.timeline.at(request.arrival, lambda each=request: self.dispatch(each))
+            self.timeline.at(request.arrival, partial(self.dispatch, request))
         ended, at, told = -1, self.timeline.now, 0
         try:
             while not self.over():
