@@ -140,9 +140,7 @@ def test_a_small_budget_keeps_requests_waiting() -> None:
     assert tight.ended == tight.requests
 
 
-@pytest.mark.parametrize(
-    ("design", "machines"), [(Design.PULL, True), (Design.PUSH_EARLY, False)]
-)
+@pytest.mark.parametrize(("design", "machines"), [(Design.PULL, True), (Design.PUSH_EARLY, False)])
 def test_deaths_need_machines(design: Design, machines: bool) -> None:
     with pytest.raises(ConfigurationError, match="deaths_hz"):
         World(settings(design, machines=machines, faults=Faults(deaths_hz=1.0)))
@@ -171,16 +169,29 @@ def test_machines_take_as_long_as_their_latencies_say(design: Design) -> None:
     assert with_.messages > without.messages
 
 
-def test_designs_differ_in_nothing_where_handing_over_is_free() -> None:
-    free = LinkModel(bandwidth_bytes_s=1e18)
-    engine = evolve(ENGINE, leg_s=0.0, leg_token_s=0.0)
-    results = [
-        simulate(settings(design, link=free, engine=engine, deployment=Deployment()))
-        for design in Design
-        if design is not Design.MONOLITHIC
-    ]
-    assert len({round(each.ttft_s.mean, 6) for each in results}) == 1
-    assert len({round(each.ttft_s.p99, 6) for each in results}) == 1
+@pytest.mark.parametrize("rate", [0.2, 8.0])
+def test_designs_differ_by_a_step_at_most_where_handing_over_is_free(rate: float) -> None:
+    """A decode engine takes blocks at one step and begins at the next, unless it was told early."""
+    engine = evolve(ENGINE, leg_s=0.0, leg_token_s=0.0, decode_context_s=0.0)
+    alone, pull, thread, early, late = (
+        simulate(
+            settings(
+                design,
+                engine=engine,
+                link=LinkModel(bandwidth_bytes_s=1e18),
+                deployment=Deployment(),
+                traffic=evolve(TRAFFIC, rate_hz=rate),
+            )
+        ).ttft_s
+        for design in (Design.MONOLITHIC, *list(Design)[1:])
+    )
+    step = engine.decode_step_s
+    assert pull == thread == late
+    assert early.mean <= late.mean <= early.mean + step
+    if rate < 1:
+        assert early.p50 == late.p50 == pytest.approx(alone.p50 + step, abs=1e-7), "nobody decodes"
+    else:
+        assert early.mean < late.mean
 
 
 def test_where_nothing_is_free_early_is_before_late_and_late_before_pull_under_load() -> None:
@@ -259,7 +270,10 @@ def test_transfers_share_an_adapter_equally() -> None:
     for name, source, size in (("a", "p0", 1000), ("b", "p1", 500), ("c", "p2", 100)):
         target = "d1" if name == "c" else "d0"
         fabric.start(
-            source, target, size, lambda name=name: ended.update({name: timeline.now})  # type: ignore[misc]
+            source,
+            target,
+            size,
+            lambda name=name: ended.update({name: timeline.now}),  # type: ignore[misc]
         )
     while timeline.step():
         pass

@@ -220,7 +220,8 @@ def quarantine(asked: Asked) -> Answer:
         "Proof: seconds until somebody proves that nothing of a dead engine can land. Budget: most "
         "of a decode engine's blocks that may be registered or quarantined. Quarantined: at most, "
         "of all decode blocks; expected: deaths within the time of a proof, times what one "
-        "prefill engine has reserved. TTFT p50 / p99 and wait p99 for decode blocks in ms; tries per request.",
+        "prefill engine has reserved. TTFT p50 / p99 and wait p99 for decode blocks in ms; tries "
+        "per request.",
         (
             "proof s",
             "budget",
