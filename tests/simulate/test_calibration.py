@@ -8,6 +8,7 @@ from math import log
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from pushkv.core.errors import ConfigurationError
 from pushkv.simulate.accuracy import accuracy
@@ -42,8 +43,6 @@ def test_a_fit_finds_what_made_the_points() -> None:
     """Points that the model itself made, from values that the fit does not know."""
     truth = fitted()
     some = [point for point in points() if point.metric in ("prefill_ms", "transfer_ms")]
-    from attrs import evolve
-
     made = [
         evolve(point, value=value)
         for point, value in zip(some, predict(truth, some, 1, machines=False), strict=True)

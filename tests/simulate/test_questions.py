@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from typer.testing import CliRunner
 
 from pushkv.cli.app import app
 from pushkv.simulate.answers import Answer, Cells
+from pushkv.simulate.asked import Asked, decode_hz, prefill_hz
 from pushkv.simulate.calibration import fitted
-from pushkv.simulate.questions import QUESTIONS, Asked, decode_hz, prefill_hz
-from pushkv.simulate.settings import EngineModel, Traffic
+from pushkv.simulate.questions import QUESTIONS
+from pushkv.simulate.run import Result, simulate
+from pushkv.simulate.settings import EngineModel, Settings, Traffic
 
 REQUESTS = 30
 
@@ -20,7 +23,7 @@ REQUESTS = 30
 @pytest.fixture(scope="module")
 def answers() -> dict[str, Answer]:
     asked = Asked(fitted(), seed=1, requests=REQUESTS)
-    return {name: ask(asked) for name, ask in QUESTIONS.items() if name != "fleet"}
+    return {name: ask(asked) for name, ask in QUESTIONS.items() if name not in ("fleet", "sweep")}
 
 
 def mean(result: object, what: str) -> float:
@@ -64,7 +67,7 @@ def test_capacities_are_those_of_a_hand_count() -> None:
     assert decode_hz(engine, traffic) == pytest.approx(4 / 0.5)
 
 
-def test_cells_that_are_interrupted_leave_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_that_are_interrupted_leave_those_before() -> None:
     def stop(cell: int, _cells: int, _what: str, _share: float) -> None:
         if cell == 2:
             raise KeyboardInterrupt
@@ -89,17 +92,15 @@ def test_the_command_shows_a_run_and_writes_it(tmp_path: Path) -> None:
 def test_the_command_says_that_an_answer_is_partial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pushkv.simulate import answers as module
+    runs: list[object] = []
 
-    real, runs = module.simulate, []
-
-    def interrupted(*arguments: object) -> object:
-        runs.append(1)
+    def interrupted(settings: Settings, progress: Callable[[int], None] | None) -> Result:
+        runs.append(settings)
         if len(runs) == 4:
             raise KeyboardInterrupt
-        return real(*arguments)  # type: ignore[arg-type]
+        return simulate(settings, progress)
 
-    monkeypatch.setattr(module, "simulate", interrupted)
+    monkeypatch.setattr("pushkv.simulate.answers.simulate", interrupted)
     told = tmp_path / "told.json"
     arguments = ["simulate", "placement", "--requests", "10", "--json", str(told)]
     shown = CliRunner().invoke(app, arguments)

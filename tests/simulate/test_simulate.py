@@ -46,7 +46,8 @@ every_design = pytest.mark.parametrize("design", list(Design))
 
 
 def settings(design: Design, **changed: object) -> Settings:
-    return evolve(Settings(design, ENGINE, LINK, Deployment(2, 2), TRAFFIC, seed=3), **changed)
+    plain = Settings(design, ENGINE, LINK, Deployment(2, 2), TRAFFIC, seed=3)
+    return evolve(plain, **changed)  # type: ignore[arg-type]
 
 
 # -- what is conserved
@@ -63,7 +64,7 @@ def test_every_request_ends_once_and_all_blocks_come_back(design: Design, rate: 
         ended[request.number] += 1  # type: ignore[attr-defined]
         end(request)  # type: ignore[arg-type]
 
-    world.end = noted  # type: ignore[method-assign, assignment]
+    world.end = noted  # type: ignore[method-assign]
     assert world.run()
     assert ended == Counter(range(TRAFFIC.requests))
     assert all(engine.pool.whole() for engine in world.engines.values())

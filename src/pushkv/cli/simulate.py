@@ -18,10 +18,11 @@ from pushkv.core.errors import PushKVError
 from pushkv.simulate.accuracy import accuracy, parameters
 from pushkv.simulate.answers import Answer
 from pushkv.simulate.answers import Progress as Telling
+from pushkv.simulate.asked import Asked
 from pushkv.simulate.calibration import FREE, Calibration, fit, fitted
 from pushkv.simulate.plots import write_svg
 from pushkv.simulate.published import points, sources
-from pushkv.simulate.questions import QUESTIONS, Asked
+from pushkv.simulate.questions import QUESTIONS
 from pushkv.simulate.run import Interrupted, simulate
 from pushkv.simulate.settings import Deployment, Design, Settings, Traffic
 

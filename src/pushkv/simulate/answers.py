@@ -20,7 +20,7 @@ Lines = dict[str, list[tuple[float, float]]]
 class Progress(Protocol):
     """Told how far it is."""
 
-    def __call__(self, cell: int, cells: int, what: str, share: float) -> None:
+    def __call__(self, cell: int, cells: int, what: str, share: float, /) -> None:
         """`share` of cell number `cell` of `cells` is done."""
 
 

@@ -15,9 +15,10 @@ from pushkv.core.errors import ConfigurationError, MissingDependencyError
 
 from .accuracy import accuracy, parameters
 from .answers import Answer
+from .asked import Asked
 from .calibration import fitted
 from .plots import write_svg
-from .questions import QUESTIONS, Asked
+from .questions import QUESTIONS
 
 __all__ = ["SECTIONS", "filled", "main", "markdown"]
 

@@ -8,72 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from attrs import asdict, evolve, frozen
+from attrs import evolve
 
-from .answers import Answer, Cells, Figure, Lines, Progress
-from .calibration import Calibration
-from .run import Result
-from .settings import (
-    Deployment,
-    Design,
-    EngineModel,
-    Faults,
-    LinkModel,
-    Settings,
-    Traffic,
-)
+from .answers import Answer, Cells, Figure, Lines
+from .asked import Asked, decode_hz, middle_and_tail, milliseconds, prefill_hz, told
+from .settings import Deployment, Design, Faults, Settings, Traffic
+from .sweep import sweep
 
-__all__ = ["QUESTIONS", "Asked", "early_or_late", "fleet", "placement", "quarantine"]
+__all__ = ["QUESTIONS", "early_or_late", "fleet", "placement", "quarantine"]
 
 
-DEATHS_EVERY_S = 20.0
+DEATHS_EVERY_S = 5.0
 """Far more often than anywhere, so that a short run has many."""
-
-
-@frozen
-class Asked:
-    """How a question is asked.
-
-    Attributes:
-        requests: In each cell.
-    """
-
-    calibration: Calibration
-    seed: int = 0
-    requests: int = 400
-    progress: Progress | None = None
-
-    @property
-    def engine(self) -> EngineModel:
-        """The calibrated engine, with slots for many."""
-        return evolve(self.calibration.engine(), slots=64)
-
-    @property
-    def link(self) -> LinkModel:
-        """The calibrated network."""
-        return self.calibration.link()
-
-
-def prefill_hz(engine: EngineModel, traffic: Traffic) -> float:
-    """How many prompts per second one engine can compute, one by one."""
-    left = traffic.prompt_tokens * (1 - traffic.cached_prefill)
-    tokens = max(float(engine.block_tokens), left)
-    chunks = -(-tokens // engine.chunk_tokens)
-    return 1 / (chunks * engine.prefill_step_s + tokens * engine.prefill_token_s)
-
-
-def decode_hz(engine: EngineModel, traffic: Traffic) -> float:
-    """How many outputs per second one engine can decode with all its slots."""
-    context = engine.slots * traffic.prompt_tokens * engine.decode_context_s
-    return engine.slots / (traffic.output_tokens * (engine.decode_step_s + context))
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.0f}"
-
-
-def _told(settings: Settings, result: Result, **extra: object) -> dict[str, object]:
-    return {**extra, "settings": asdict(settings), "result": asdict(result)}
 
 
 def early_or_late(asked: Asked) -> Answer:
@@ -102,8 +48,11 @@ def early_or_late(asked: Asked) -> Answer:
                 f"{reuse:.0%}",
                 f"{load:.0%}",
                 f"{settings.traffic.rate_hz:.1f}",
-                *(f"{_ms(each.ttft_s.p50)} / {_ms(each.ttft_s.p99)}" for each in three),
-                f"{_ms(late.ttft_s.mean - early.ttft_s.mean)}",
+                *(
+                    f"{milliseconds(each.ttft_s.p50)} / {milliseconds(each.ttft_s.p99)}"
+                    for each in three
+                ),
+                f"{milliseconds(late.ttft_s.mean - early.ttft_s.mean)}",
                 f"{early.reserved_block_s / max(1e-9, late.reserved_block_s):.1f}",
             )
         )
@@ -111,7 +60,7 @@ def early_or_late(asked: Asked) -> Answer:
             lines.setdefault(f"{design}, {reuse:.0%} reused", []).append(
                 (load, result.ttft_s.p50 * 1e3)
             )
-            results.append(_told(settings, result, design=design, reuse=reuse, load=load))
+            results.append(told(settings, result, design=design, reuse=reuse, load=load))
     return Answer(
         "Early or late registration",
         "One prefill and one decode engine, prompts of 8,192 tokens, 128 output tokens. Load: of "
@@ -150,15 +99,15 @@ def placement(asked: Asked) -> Answer:
             (
                 f"{load:.0%}",
                 name,
-                f"{_ms(result.ttft_s.p50)} / {_ms(result.ttft_s.p99)}",
-                _ms(waits),
-                _ms(result.prefill_s.mean),
+                middle_and_tail(result.ttft_s),
+                milliseconds(waits),
+                milliseconds(result.prefill_s.mean),
                 f"{result.tpot_s.mean * 1e3:.2f}",
                 f"{share:.2%}",
             )
         )
         lines.setdefault(name, []).append((load, result.ttft_s.p99 * 1e3))
-        results.append(_told(settings, result, load=load))
+        results.append(told(settings, result, load=load))
     return Answer(
         "Choosing the decode engine early",
         "Four prefill and four decode engines with 8 slots, prompts and outputs of 4,096 and 256 "
@@ -196,7 +145,7 @@ def quarantine(asked: Asked) -> Answer:
         faults = settings.faults
         most = result.quarantined_most / pool
         reserved = result.reserved_block_s * result.per_s / kinds.prefill
-        expected = min(faults.proof_s, result.virtual_s) * faults.deaths_hz * reserved
+        expected = min(faults.proof_s * faults.deaths_hz, result.deaths) * reserved
         rows.append(
             (
                 f"{faults.proof_s:.0f}",
@@ -204,15 +153,15 @@ def quarantine(asked: Asked) -> Answer:
                 f"{result.deaths}",
                 f"{most:.1%}",
                 f"{expected / pool:.1%}",
-                f"{_ms(result.ttft_s.p50)} / {_ms(result.ttft_s.p99)}",
-                f"{_ms(result.wait_s.p99)}",
+                middle_and_tail(result.ttft_s),
+                f"{milliseconds(result.wait_s.p99)}",
                 f"{result.tries:.3f}",
                 f"{result.failed}",
             )
         )
         line = lines.setdefault(f"budget {faults.budget_share:.0%}", [])
         line.append((faults.proof_s, result.ttft_s.p99 * 1e3))
-        results.append(_told(settings, result))
+        results.append(told(settings, result))
     return Answer(
         "Quarantine budget",
         "Four prefill and four decode engines of 320,000 tokens each, prompts of 8,192 tokens, "
@@ -275,14 +224,14 @@ def fleet(asked: Asked) -> Answer:
                 str(settings.design),
                 "yes" if settings.machines else "no",
                 f"{result.requests:,}",
-                f"{_ms(result.ttft_s.p50)} / {_ms(result.ttft_s.p99)}",
+                middle_and_tail(result.ttft_s),
                 f"{result.messages:.1f}",
                 f"{result.wall_s:.1f}",
                 f"{result.events / result.wall_s:,.0f}",
             )
         )
         lines.setdefault(name, []).append((engines, result.ttft_s.p50 * 1e3))
-        results.append(_told(settings, result))
+        results.append(told(settings, result))
     return Answer(
         "Fleets",
         "As many prefill as decode engines, prompts of about 2,048 tokens, load 0.6, the less "
@@ -298,6 +247,7 @@ def fleet(asked: Asked) -> Answer:
 
 
 QUESTIONS: dict[str, Callable[[Asked], Answer]] = {
+    "sweep": sweep,
     "early-or-late": early_or_late,
     "placement": placement,
     "quarantine": quarantine,
