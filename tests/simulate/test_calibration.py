@@ -49,7 +49,7 @@ def test_a_fit_finds_what_made_the_points() -> None:
     ]
     wrong = Calibration({name: value * 1.4 for name, value in truth.values.items()})
     before = loss(wrong, made, 1)
-    found, after = fit(made, 0, 150, 1, begin=wrong)
+    found, after = fit(made, 0, 120, 1, begin=wrong)
     assert before > log(1.1)
     assert after < before / 3
     assert loss(found, made, 1) == after

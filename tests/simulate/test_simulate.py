@@ -264,6 +264,34 @@ def test_a_long_prompt_is_computed_in_chunks_beside_what_decodes() -> None:
     assert result.ttft_s.p50 == pytest.approx(3 * 0.02 + 2500 * 2e-5, abs=1e-6)
 
 
+def test_prompts_that_come_together_share_a_chunk() -> None:
+    engine = evolve(ENGINE, chunk_tokens=1000, leg_s=0.0, leg_token_s=0.0)
+    traffic = Traffic(1e9, requests=2, prompt_tokens=600, output_tokens=1)
+    world = World(settings(Design.MONOLITHIC, engine=engine, traffic=traffic))
+    world.prefills = world.prefills[:1]
+    assert world.run()
+    # The first, who is alone when he comes, is computed alone; then 600 tokens, not 1,000.
+    first, second = (request.first_at - world.timeline.start for request in world.requests)
+    assert first == pytest.approx(0.032e9, rel=1e-3)
+    assert second == pytest.approx(0.064e9, rel=1e-3)
+    four = evolve(traffic, requests=4)
+    world = World(settings(Design.MONOLITHIC, engine=engine, traffic=four))
+    world.prefills = world.prefills[:1]
+    assert world.run()
+    times = [request.first_at - world.timeline.start for request in world.requests]
+    assert times[1] == pytest.approx(0.072e9, rel=1e-3), "with 400 tokens of the next"
+    assert times[2] == times[3] == pytest.approx(0.108e9, rel=1e-3)
+
+
+def test_who_decodes_waits_while_a_pull_is_posted_inside_the_loop() -> None:
+    busy = evolve(TRAFFIC, rate_hz=6, prompt_tokens=8192, cached_prefill=1.0)
+    inside, beside = (
+        simulate(settings(design, traffic=busy)).tpot_s.mean
+        for design in (Design.PULL, Design.PULL_THREAD)
+    )
+    assert inside > 1.02 * beside
+
+
 def test_transfers_share_an_adapter_equally() -> None:
     timeline = Timeline()
     fabric = Fabric(timeline, LinkModel(bandwidth_bytes_s=1e9))

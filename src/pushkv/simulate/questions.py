@@ -205,7 +205,7 @@ def fleet(asked: Asked) -> Answer:
         (1024, True),
         (2048, False),
     ):
-        sent = evolve(traffic, rate_hz=rate * pairs, requests=max(pairs * 10, asked.requests))
+        sent = evolve(traffic, rate_hz=rate * pairs, requests=max(pairs * 6, asked.requests))
         for design in (Design.PUSH_LATE, Design.PUSH_EARLY):
             kinds = Deployment(pairs, pairs, looked_at=2)
             settings = Settings(
