@@ -2,7 +2,7 @@
 
 `python -m pushkv.simulate.page docs/simulate.md` runs everything and writes them, and the figures
 beside them where matplotlib is installed; with a name after the file, only that one. What the wall
-clock says is as it was on the machine that wrote it; all else is the same everywhere.
+CPU column says is of the machine that wrote it; all else is the same everywhere.
 """
 
 from __future__ import annotations

@@ -226,8 +226,8 @@ def fleet(asked: Asked) -> Answer:
                 f"{result.requests:,}",
                 middle_and_tail(result.ttft_s),
                 f"{result.messages:.1f}",
-                f"{result.wall_s:.1f}",
-                f"{result.events / result.wall_s:,.0f}",
+                f"{result.cpu_s:.1f}",
+                f"{result.events / result.cpu_s:,.0f}",
             )
         )
         lines.setdefault(name, []).append((engines, result.ttft_s.p50 * 1e3))
@@ -237,8 +237,8 @@ def fleet(asked: Asked) -> Answer:
         "As many prefill as decode engines, prompts of about 2,048 tokens, load 0.6, the less "
         "loaded of two engines drawn at random. Machines: hand-overs by the real machines, or "
         "their messages' latencies alone. TTFT p50 / p99 in ms; messages: control messages per "
-        "request; wall: seconds on the machine that ran this, and events per second.",
-        ("engines", "design", "machines", "requests", "TTFT", "messages", "wall", "events/s"),
+        "request; CPU: seconds of one core of the machine that ran this, and events per second.",
+        ("engines", "design", "machines", "requests", "TTFT", "messages", "CPU", "events/s"),
         rows,
         Figure("Fleets", "engines", "TTFT p50, ms", lines, log_x=True),
         results,

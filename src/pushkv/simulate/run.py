@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from math import ceil
-from time import perf_counter
+from time import process_time
 
 from attrs import frozen
 
@@ -62,6 +62,7 @@ class Result:
         messages: Control messages per request.
         tries: Tries per request; more than 1 where prefill engines were lost.
         quarantined_most: Decode blocks that waited for a proof, at most, in all engines.
+        cpu_s: Processor time that the run took here.
         events: Calls of the timeline.
         digest: Of every instant of every request: equal where two runs are.
         partial: It was interrupted.
@@ -83,7 +84,7 @@ class Result:
     deaths: int
     quarantined_most: int
     virtual_s: float
-    wall_s: float
+    cpu_s: float
     events: int
     digest: str
     partial: bool
@@ -96,17 +97,17 @@ def simulate(settings: Settings, progress: Callable[[int], None] | None = None) 
         ConfigurationError: The settings contradict each other.
         Interrupted: Ctrl-C.
     """
-    began = perf_counter()
+    began = process_time()
     world = World(settings)
     deaths = Deaths(world)
     whole = world.run(progress) if progress else world.run()
-    result = _sum_up(world, deaths, perf_counter() - began, partial=not whole)
+    result = _sum_up(world, deaths, process_time() - began, partial=not whole)
     if not whole:
         raise Interrupted(result)
     return result
 
 
-def _sum_up(world: World, deaths: Deaths, wall_s: float, *, partial: bool) -> Result:
+def _sum_up(world: World, deaths: Deaths, cpu_s: float, *, partial: bool) -> Result:
     good = [each for each in world.requests if each.ended and not each.failed]
     tries = [one for each in good if (one := each.now) is not None]
     moved = [one for one in tries if one.delivered_at >= 0]
@@ -131,7 +132,7 @@ def _sum_up(world: World, deaths: Deaths, wall_s: float, *, partial: bool) -> Re
         deaths=deaths.count,
         quarantined_most=deaths.quarantined_most,
         virtual_s=(world.timeline.now - world.timeline.start) / 1e9,
-        wall_s=wall_s,
+        cpu_s=cpu_s,
         events=world.timeline.happened,
         digest=_digest(world.requests),
         partial=partial,
