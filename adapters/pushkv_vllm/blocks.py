@@ -73,6 +73,15 @@ class Pins(Generic[Key]):
         self._by_key[key] = real
         self.held += len(real)
 
+    def extend(self, key: Key, blocks: Iterable[Block]) -> None:
+        """Hold those of `blocks` too that `key` does not hold yet."""
+        held = self._by_key.setdefault(key, [])
+        known = {block.block_id for block in held}
+        new = [each for each in blocks if not each.is_null and each.block_id not in known]
+        self.pool.touch(new)
+        held += new
+        self.held += len(new)
+
     def unpin(self, key: Key) -> bool:
         """Give the blocks of `key` back, if it holds any. Returns whether it did."""
         blocks = self._by_key.pop(key, None)

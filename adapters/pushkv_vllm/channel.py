@@ -59,23 +59,31 @@ class StepMetadata(KVConnectorMetadata):
         finished: Requests that the worker reports as received in this step.
         failed: Those of `finished` whose KV cache did not come.
         relayed: Whether the worker shall return the runtime's reports.
+        number: What the worker shall return when the step is over; 0 where nobody asks.
     """
 
     commands: tuple[EngineEvent, ...]
     finished: frozenset[str]
     failed: frozenset[str]
     relayed: bool
+    number: int = 0
 
 
 @frozen
 class StepReports(KVConnectorWorkerMetadata):
-    """From a worker to the scheduler half, in steps that have something to tell."""
+    """From a worker to the scheduler half, in steps that have something to tell.
+
+    Attributes:
+        reports: The runtime's, where they are relayed.
+        number: The step's, which is over at this worker.
+    """
 
     reports: tuple[Report, ...]
+    number: int = 0
 
     def aggregate(self, other: Any) -> StepReports:
-        """The reports of two workers."""
-        return StepReports(self.reports + other.reports)
+        """The reports of two workers, of one step."""
+        return StepReports(self.reports + other.reports, max(self.number, other.number))
 
 
 class Channel(Protocol):

@@ -59,6 +59,7 @@ class Options:
         metrics_port: Where the runtime serves Prometheus metrics; 0 for nowhere. Engine i of a
             data-parallel group adds i.
         trace_path: Where the runtime writes its trace; None for nowhere.
+        streaming: Whether blocks are written while the prefill that fills them runs.
         while_waiting: What the engine does while its requests only wait for their KV cache.
         stop_timeout_s: How long shutting down may wait for WRITEs that are under way.
         policy: Every duration and bound of the protocol.
@@ -82,6 +83,7 @@ class Options:
     is_gone: AskWhetherGone | None = None
     metrics_port: int = 0
     trace_path: Path | None = None
+    streaming: bool = True
     while_waiting: WhileWaiting = WhileWaiting.SLEEP
     stop_timeout_s: float = 5.0
     policy: Policy = field(factory=Policy)
@@ -224,6 +226,7 @@ _READERS: dict[str, Callable[[str, object], object]] = {
     "pinned_share": lambda name, value: _number(name, value, least=0.01, most=1.0),
     "is_gone": _function,
     "trace_path": _path,
+    "streaming": _boolean,
     "while_waiting": _while_waiting,
     "stop_timeout_s": lambda name, value: _number(name, value, least=0.0, most=3_600.0),
 }

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
+    KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
     SupportsHMA,
@@ -133,7 +134,7 @@ class PushKVConnector(KVConnectorBase_V1, SupportsHMA):
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepMetadata:
         """What the worker reports and submits in this step."""
-        return self._scheduler.step_metadata(scheduler_output.total_num_scheduled_tokens)
+        return self._scheduler.step_metadata(scheduler_output)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Take the reports that came from a worker in another process."""
@@ -166,11 +167,14 @@ class PushKVConnector(KVConnectorBase_V1, SupportsHMA):
         endpoint: Endpoint | None = self._worker.endpoint
         return endpoint
 
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        """Submit what the scheduler half sent with this step, before it computes anything."""
+        super().bind_connector_metadata(connector_metadata)
+        assert isinstance(connector_metadata, StepMetadata)
+        self._worker.submit(connector_metadata.commands)
+
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
-        """Submit what the scheduler half sent with this step; nothing in one process."""
-        metadata = self._get_connector_metadata()
-        assert isinstance(metadata, StepMetadata)
-        self._worker.submit(metadata.commands)
+        """Nothing: KV comes between steps."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing: KV comes between steps."""
@@ -197,11 +201,9 @@ class PushKVConnector(KVConnectorBase_V1, SupportsHMA):
         return results
 
     def build_connector_worker_meta(self) -> StepReports | None:
-        """The runtime's reports, where the scheduler half lives in another process."""
+        """That the step is over, where asked; reports, if the scheduler half is elsewhere."""
         metadata = self._connector_metadata
-        if isinstance(metadata, StepMetadata) and metadata.relayed:
-            return self._worker.reports()
-        return None
+        return self._worker.step_over(metadata) if isinstance(metadata, StepMetadata) else None
 
     def shutdown(self) -> None:
         """Stop the runtime; waits, bounded, for WRITEs that are under way."""

@@ -2,7 +2,7 @@
 
 Runs on EngineCore's scheduler thread alone; no hook blocks. It decides nothing about a transfer:
 the core does. It keeps three books: `Ledger` (what vLLM was told about each receiving request),
-`Pins` of destination blocks by attempt and `Pins` of source blocks by transfer.
+`Pins` of destination blocks by attempt, and `Prefills` (what is prefilled for others, and held).
 
 Three decisions and their reasons:
 
@@ -34,9 +34,10 @@ from pushkv.core.effects import (
     Report,
     RetryDue,
     SourceReleased,
+    SourceYielded,
 )
 from pushkv.core.errors import RemoteProtocolError
-from pushkv.core.events import Arrived, Cancelled, Computed, Offered, PrefillAborted
+from pushkv.core.events import Arrived, Cancelled, EngineEvent, Offered
 from pushkv.core.ids import Blocks, TransferId, block_count
 
 from .blocks import Admission, BlockPool, Pins, admit
@@ -46,6 +47,7 @@ from .identity import RequestName, prompt_digest, read_name, transfer_id
 from .ledger import Entry, Ledger, Parting, Phase
 from .log import logger
 from .params import ConsumerLeg, ProducerLeg, read_params
+from .prefills import Prefill, Prefills
 from .stepping import PAUSE_S, Alarm, WhileWaiting, install
 
 __all__ = ["SchedulerHalf", "Shape"]
@@ -77,20 +79,6 @@ class Shape:
     steps_ahead: int = 1
 
 
-@frozen
-class Source:
-    """A request that is prefilled here for another engine.
-
-    Attributes:
-        given: The transfer id without the indices of prompt and sample, for the response.
-        repeated: Another request holds, or will hold, the very same KV under this transfer.
-    """
-
-    transfer: TransferId
-    given: str
-    repeated: bool
-
-
 class SchedulerHalf:
     """See the module. Every method is called by `PushKVConnector` on the scheduler's thread.
 
@@ -109,15 +97,20 @@ class SchedulerHalf:
         self.alarm: Alarm | None = None
         self._endpoint: Endpoint | None = None
         self._destinations: Pins[int] | None = None
-        self._sources: Pins[TransferId] | None = None
-        self._prefills: dict[str, Source] = {}
+        self.prefills = Prefills(
+            shape.groups,
+            shape.block_tokens,
+            options.streaming,
+            self._submit,
+        )
         self._held: dict[TransferId, bytes] = {}
 
     # -- set-up
 
     def bind_pool(self, pool: BlockPool) -> None:
         """VLLM's block pool exists."""
-        self._destinations, self._sources = Pins(pool), Pins(pool)
+        self._destinations = Pins(pool)
+        self.prefills.bind_pool(pool)
 
     def meet(self, endpoint: Endpoint) -> None:
         """The worker's runtime runs; before the first request."""
@@ -132,17 +125,14 @@ class SchedulerHalf:
             if self.options.while_waiting is WhileWaiting.SLEEP and not install():
                 logger.warning("pushkv: this vLLM's loop is unknown: the engine pauses, not sleeps")
 
+    def _submit(self, event: EngineEvent) -> None:
+        self.channel.submit(event)
+
     @property
     def destinations(self) -> Pins[int]:
         """Pinned destination blocks, by attempt."""
         assert self._destinations is not None, "bind_gpu_block_pool was not called"
         return self._destinations
-
-    @property
-    def sources(self) -> Pins[TransferId]:
-        """Pinned source blocks, by transfer."""
-        assert self._sources is not None, "bind_gpu_block_pool was not called"
-        return self._sources
 
     # -- requests come
 
@@ -174,7 +164,10 @@ class SchedulerHalf:
         if known not in (None, digest):
             raise RemoteProtocolError("transfer_id", transfer, "one that no other prompt uses")
         given = leg.transfer_id or transfer_id(None, RequestName(name.base), digest)
-        self._prefills[request.request_id] = Source(transfer, given, repeated=known is not None)
+        self.prefills.expect(
+            request.request_id,
+            Prefill(transfer, given, known is not None, tokens=request.num_prompt_tokens),
+        )
         if known is None:
             self._held[transfer] = digest
             self.channel.submit(Arrived(transfer, digest))
@@ -300,14 +293,15 @@ class SchedulerHalf:
             )
         )
 
-    def step_metadata(self, scheduled_tokens: int) -> StepMetadata:
-        """What the workers get with this step, which computes so many tokens."""
+    def step_metadata(self, output: Any) -> StepMetadata:
+        """What the workers get with the step that vLLM's `SchedulerOutput` describes."""
         self.take_reports()
+        number = self.prefills.scheduled(output)
         if self.alarm is not None and not self.alarm.attended:
-            self._pause(self.alarm, scheduled_tokens)
+            self._pause(self.alarm, output.total_num_scheduled_tokens)
         due = self.ledger.drain()
         channel = self.channel
-        return StepMetadata(channel.outgoing(), due.finished, due.failed, channel.relayed)
+        return StepMetadata(channel.outgoing(), due.finished, due.failed, channel.relayed, number)
 
     def _pause(self, alarm: Alarm, scheduled_tokens: int) -> None:
         """Wait a little for reports in a step that has nothing to do, as those before had not."""
@@ -319,9 +313,12 @@ class SchedulerHalf:
 
     def step_output(self, reports: object) -> None:
         """What a step's output brought from the workers."""
-        if isinstance(reports, StepReports) and isinstance(self.channel, Relay):
+        if not isinstance(reports, StepReports):
+            return
+        if isinstance(self.channel, Relay):
             self.channel.receive(reports.reports)
             self.take_reports()
+        self.prefills.over(reports.number)
 
     def pending(self) -> bool:
         """Whether the engine must step once more: only to carry events to another process."""
@@ -344,32 +341,18 @@ class SchedulerHalf:
             self.channel.submit(Cancelled(entry.transfer))
         elif entry is not None and parting is Parting.DECLINE:
             self._decline(entry)
-        source = self._prefills.pop(request.request_id, None)
-        if source is None:
+        prefill = self.prefills.ended(request.request_id)
+        if prefill is None:
             return None
-        tokens = request.num_prompt_tokens
-        computed = request.status in COMPLETED and request.num_computed_tokens >= tokens
-        if not source.repeated:
+        computed = request.status in COMPLETED and request.num_computed_tokens >= prefill.tokens
+        if not prefill.repeated:
             if computed:
-                self._hold(source.transfer, tokens, blocks)
+                self.prefills.hold(prefill, blocks)
             else:
-                self.channel.submit(PrefillAborted(source.transfer))
-        return self._response(request, source) if computed else None
+                self.prefills.give_up(prefill)
+        return self._response(request, prefill) if computed else None
 
-    def _hold(self, transfer: TransferId, tokens: int, blocks: Sequence[Sequence[int]]) -> None:
-        """The prompt's KV is complete: keep it until no WRITE reads it and none will."""
-        held = self._prompt_blocks(blocks, tokens)
-        pool = self.sources.pool
-        self.sources.pin(transfer, (pool.blocks[number] for group in held for number in group))
-        self.channel.submit(Computed(transfer, tokens, held, final=True))
-
-    def _prompt_blocks(self, blocks: Sequence[Sequence[int]], tokens: int) -> Blocks:
-        return tuple(
-            tuple(blocks[group][: -(-tokens // size)])
-            for group, size in zip(self.shape.groups, self.shape.block_tokens, strict=True)
-        )
-
-    def _response(self, request: Any, source: Source) -> dict[str, Any] | None:
+    def _response(self, request: Any, prefill: Prefill) -> dict[str, Any] | None:
         endpoint = self._endpoint
         if endpoint is None:
             return None
@@ -383,7 +366,7 @@ class SchedulerHalf:
             "remote_num_tokens": request.num_prompt_tokens,
             "tp_size": 1,
             "pp_size": 1,
-            "transfer_id": source.given,
+            "transfer_id": prefill.given,
         }
         if self.options.advertise_push:
             response["transfer_mode"] = "push"
@@ -413,7 +396,9 @@ class SchedulerHalf:
                 self.destinations.unpin(report.attempt)
             case SourceReleased():
                 self._held.pop(report.transfer, None)
-                self.sources.unpin(report.transfer)
+                self.prefills.released(report.transfer)
+            case SourceYielded():
+                self.prefills.yielded(report.transfer)
 
     def _failed(self, entry: Entry, report: NotDelivered) -> None:
         """The runtime has logged and counted the failure; this tells whose it is, and what next."""

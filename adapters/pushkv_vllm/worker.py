@@ -15,7 +15,7 @@ from pushkv.core.ids import EngineId
 from pushkv.layout import CacheGroup, CacheLayout, CacheRegion
 
 from . import CORES
-from .channel import Endpoint, StepReports, publish, withdraw
+from .channel import Endpoint, StepMetadata, StepReports, publish, withdraw
 from .config import Options
 from .identity import model_identity
 from .log import join, logger
@@ -119,10 +119,10 @@ class WorkerHalf:
         for event in events:
             self._running.bridge.submit(event)
 
-    def reports(self) -> StepReports | None:
-        """What the runtime reported since the last step."""
-        reports = tuple(self._running.bridge.take())
-        return StepReports(reports) if reports else None
+    def step_over(self, metadata: StepMetadata) -> StepReports | None:
+        """What the scheduler half asked to be told of this step."""
+        reports = tuple(self._running.bridge.take()) if metadata.relayed else ()
+        return StepReports(reports, metadata.number) if reports or metadata.number else None
 
     @property
     def _running(self) -> Runtime:

@@ -9,6 +9,7 @@ give up; blocks and sources are free when they are so at every rank.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from attrs import define, evolve, field, frozen
@@ -20,6 +21,7 @@ from pushkv.core.effects import (
     Report,
     RetryDue,
     SourceReleased,
+    SourceYielded,
 )
 from pushkv.core.errors import LocalProtocolError
 from pushkv.core.events import Cancelled, EngineEvent, Offered
@@ -60,9 +62,10 @@ class _Attempt:
 
 @define
 class _Source:
-    """Ranks that need a source no more, and why it was given up."""
+    """Ranks that need a source no more, and why it was given up; how often each has yielded it."""
 
     released: set[int] = field(factory=set)
+    yields: Counter[int] = field(factory=Counter)
     reason: Reason | None = None
 
 
@@ -139,6 +142,8 @@ class RankFold:
         """What a rank's report means to the engine; what came too late, or twice, means nothing."""
         if isinstance(report, SourceReleased):
             return self._source_released(rank, report)
+        if isinstance(report, SourceYielded):
+            return self._source_yielded(rank, report)
         key = (report.transfer, report.attempt)
         attempt = self._attempts.get(key)
         if attempt is None:
@@ -178,6 +183,12 @@ class RankFold:
         give_up = Cancelled(report.transfer, Reason.SIBLING)
         others = [other for other in range(self.ranks.count) if other != rank]
         return Heard((report,), tuple((other, give_up) for other in others))
+
+    def _source_yielded(self, rank: int, report: SourceYielded) -> Heard:
+        source = self._sources.setdefault(report.transfer, _Source())
+        source.yields[rank] += 1
+        everywhere = min(source.yields[each] for each in range(self.ranks.count))
+        return Heard((report,)) if source.yields[rank] <= everywhere else Heard()
 
     def _source_released(self, rank: int, report: SourceReleased) -> Heard:
         source = self._sources.setdefault(report.transfer, _Source())

@@ -9,6 +9,7 @@ test says so (I4).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -29,6 +30,7 @@ from pushkv.core.effects import (
     Report,
     RetryDue,
     SourceReleased,
+    SourceYielded,
 )
 from pushkv.core.events import (
     Arrived,
@@ -113,6 +115,7 @@ class HandEngine:
     problems: list[str] = field(factory=list)
     attempts: dict[int, _Attempt] = field(factory=dict)
     sources: dict[str, _Source] = field(factory=dict)
+    yields: Counter[str] = field(factory=Counter)
     statuses: dict[tuple[str, str], str] = field(factory=dict)
     rows: dict[str, int] = field(factory=dict)
     quarantined: int = 0
@@ -306,6 +309,9 @@ class HandEngine:
             self._demand(not source.released, f"I3: {report} once more")
             source.released, source.reason = True, report.reason
             self._give_back(source.blocks)
+            return
+        if isinstance(report, SourceYielded):
+            self.yields[report.transfer] += 1
             return
         attempt = self.attempts[report.attempt]
         match report:

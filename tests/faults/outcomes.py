@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from pushkv.core.effects import ProducerAddress
 from pushkv.core.ids import seconds
 from pushkv.core.messages import Query, Revoke
@@ -123,7 +125,11 @@ async def while_prefill_is_preempted(rig: Rig) -> None:
         attempts[name] = await _streams(pair, name, fate)
         pair.producer.preempt(name)
         await pair.producer.stands("producer", name, "preempted")
+        pair.producer.hear()
+        assert not pair.producer.yields, "a WRITE reads it"
         pair.writes.release(Stage.COMPLETION, name)
+        await until(partial(pair.producer.yields.__contains__, name))
+        pair.producer.yields.clear()
     await pair.producer.fired(
         "producer.preempted/WriteDone",
         "producer.preempted/WriteFailed",

@@ -15,6 +15,7 @@ from pushkv.core.effects import (
     Report,
     RetryDue,
     SourceReleased,
+    SourceYielded,
 )
 from pushkv.core.events import Cancelled, Offered
 from pushkv.core.ids import TransferId
@@ -91,6 +92,20 @@ def test_a_source_is_free_when_every_rank_s_is(
         assert heard[:2] == [(), ()]
         given_up = [reasons[rank] for rank in order if reasons[rank] is not None]
         assert heard[2] == (SourceReleased(T, given_up[0] if given_up else None),)
+    assert not fold._sources
+
+
+@given(st.permutations([rank for rank in range(3) for _ in range(2)]))
+def test_a_preempted_source_is_yielded_when_every_rank_has_done_so(order: list[int]) -> None:
+    fold = RankFold((12,), Ranks(3))
+    seen: Counter[int] = Counter()
+    told = 0
+    for rank in order:
+        seen[rank] += 1
+        told += len(fold.hear(rank, SourceYielded(T)).reports)
+        assert told == min(seen[each] for each in range(3))
+    for rank in range(3):
+        fold.hear(rank, SourceReleased(T, None))
     assert not fold._sources
 
 

@@ -46,6 +46,7 @@ from pushkv.core.effects import (
     Report,
     RetryDue,
     SourceReleased,
+    SourceYielded,
 )
 from pushkv.core.events import (
     Arrived,
@@ -54,16 +55,21 @@ from pushkv.core.events import (
     EngineEvent,
     Offered,
     PrefillAborted,
+    PrefillPreempted,
+    PrefillResumed,
 )
 from pushkv.core.ids import EngineId, Incarnation, TransferId
 from pushkv.core.messages import Reason
 from pushkv_vllm import PushKVConnector
 from pushkv_vllm.channel import Endpoint, publish, withdraw
+from pushkv_vllm.identity import prompt_digest
 from vllm import SamplingParams
 
 BLOCK = 16
 """Tokens per block."""
 ABORTED = RequestStatus.FINISHED_ABORTED
+Writes = dict[tuple[int, int], tuple[int, int]]
+"""Block and place in it → position in a prompt and its token."""
 _incarnations = itertools.count(1)
 
 
@@ -74,7 +80,9 @@ class ScriptedBridge:
         self.submitted: list[EngineEvent] = []
         self.reports: deque[Report] = deque()
         self.attempts: dict[int, Offered] = {}
-        self.prefills: dict[TransferId, type[EngineEvent]] = {}
+        self.prefills: dict[TransferId, str] = {}
+        self.digests: dict[TransferId, bytes] = {}
+        self.on_computed: Callable[[Computed], None] = lambda event: None
         self.listener: Callable[[], None] = lambda: None
 
     def submit(self, event: EngineEvent) -> None:
@@ -85,10 +93,21 @@ class ScriptedBridge:
                 self.attempts[event.attempt] = event
             case Arrived():
                 assert event.transfer not in self.prefills, "a transfer arrived twice"
-                self.prefills[event.transfer] = Arrived
-            case Computed() | PrefillAborted():
-                assert self.prefills[event.transfer] is Arrived, "a prefill ended twice"
-                self.prefills[event.transfer] = type(event)
+                self.prefills[event.transfer] = "queued"
+                self.digests[event.transfer] = event.prompt_digest
+            case Computed():
+                assert self.prefills[event.transfer] != "over", "a prefill ended twice"
+                self.prefills[event.transfer] = "over" if event.final else "running"
+                self.on_computed(event)
+            case PrefillPreempted():
+                assert self.prefills[event.transfer] == "running"
+                self.prefills[event.transfer] = "preempted"
+            case PrefillResumed():
+                assert self.prefills[event.transfer] == "preempted"
+                self.prefills[event.transfer] = "running"
+            case PrefillAborted():
+                assert self.prefills[event.transfer] != "over", "a prefill ended twice"
+                self.prefills[event.transfer] = "over"
             case Cancelled():
                 assert any(each.transfer == event.transfer for each in self.attempts.values())
             case _:
@@ -112,6 +131,14 @@ class ScriptedBridge:
     def report(self, report: Report) -> None:
         self.reports.append(report)
         self.listener()
+
+    @property
+    def computed(self) -> list[Computed]:
+        """The prefills that are over."""
+        return [event for event in self.of(Computed) if event.final]
+
+    def yield_source(self, transfer: TransferId) -> None:
+        self.report(SourceYielded(transfer))
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.submitted if type(event) is kind]
@@ -212,6 +239,7 @@ class Engine:
         policy: str = "recompute",
         blocks: int = 100,
         direct: bool = True,
+        ahead: int = 0,
         **extra: object,
     ) -> None:
         config = vllm_config(role, policy, blocks, **extra)
@@ -245,6 +273,12 @@ class Engine:
         self.responses: dict[str, dict[str, Any] | None] = {}
         self.told: list[tuple[str, bool]] = []
         self.abort_in_step: str | None = None
+        self.ahead = ahead
+        self.under_way: deque[tuple[Any, Writes, list[str]]] = deque()
+        self.prompts: dict[bytes, list[int]] = {}
+        self.content: Writes = {}
+        """What every place of every block holds: a position of some prompt, and its token."""
+        self.bridge.on_computed = self._check
 
     # -- what EngineCore does
 
@@ -269,13 +303,46 @@ class Engine:
             **more,
         )
         self.scheduler.add_request(request)
+        self.prompts[prompt_digest(request)] = tokens
         return request
 
     def step(self) -> Any:
-        """One turn of EngineCore's loop. Returns the scheduler's output."""
+        """One turn of EngineCore's loop. Returns the scheduler's output.
+
+        Up to `ahead` steps are scheduled before the first of them is computed.
+        """
         output = self.scheduler.schedule()
+        ends = [name for name in output.num_scheduled_tokens if self._computes_last_token(name)]
+        self.under_way.append((output, self._writes(output), ends))
+        while len(self.under_way) > (self.ahead if output.total_num_scheduled_tokens else 0):
+            self._compute(*self.under_way.popleft())
+        return output
+
+    def _writes(self, output: Any) -> Writes:
+        """What a step writes, and where."""
+        writes = {}
+        for name, count in output.num_scheduled_tokens.items():
+            request = self.scheduler.requests[name]
+            (table,) = self.scheduler.kv_cache_manager.get_block_ids(name)
+            end = request.num_computed_tokens
+            for at in range(end - count, min(end, request.num_prompt_tokens)):
+                place = (table[at // BLOCK], at % BLOCK)
+                writes[place] = (at, request.prompt_token_ids[at])
+        return writes
+
+    def _check(self, event: Computed) -> None:
+        """What is announced as computed is there."""
+        prompt = self.prompts[self.bridge.digests[event.transfer]]
+        (blocks,) = event.blocks
+        for at in range(event.tokens):
+            place = (blocks[at // BLOCK], at % BLOCK)
+            assert self.content.get(place) == (at, prompt[at]), f"token {at} is not in {place}"
+            assert self.pool.blocks[place[0]].ref_cnt > 0, f"{place} is free"
+
+    def _compute(self, output: Any, writes: Writes, ends: list[str]) -> None:
         metadata = pickle.loads(pickle.dumps(output.kv_connector_metadata))
         self.worker.bind_connector_metadata(metadata)
+        self.content.update(writes)
         self.worker.start_load_kv(None)
         self.worker.wait_for_save()
         results = self.worker.get_transfer_results(output.finished_req_ids)
@@ -287,8 +354,11 @@ class Engine:
         if self.abort_in_step is not None:
             self.abort(self.abort_in_step)
             self.abort_in_step = None
+        self._update(output, ends, results, reports)
+
+    def _update(self, output: Any, ends: list[str], results: Any, reports: Any) -> None:
         scheduled = list(output.num_scheduled_tokens)
-        produced = [[7] if self._computes_last_token(name) else [] for name in scheduled]
+        produced = [[7] if name in ends else [] for name in scheduled]
         outputs = self.scheduler.update_from_output(
             output,
             ModelRunnerOutput(
@@ -307,7 +377,6 @@ class Engine:
                 if one.finish_reason is not None:
                     self.finish_reasons[one.request_id] = str(one.finish_reason)
                     self.responses[one.request_id] = one.kv_transfer_params
-        return output
 
     def _computes_last_token(self, name: str) -> bool:
         request = self.scheduler.requests.get(name)
@@ -315,6 +384,10 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         self.scheduler.finish_requests(request_id, ABORTED)
+
+    def preempt(self) -> None:
+        """What vLLM does where a request that runs longer needs blocks."""
+        self.scheduler._preempt_request(self.scheduler.running.pop(), 0.0, drop_stale_output=True)
 
     def run(self, most: int = 200) -> int:
         """Step while vLLM would. Returns the number of steps."""

@@ -26,7 +26,14 @@ from hypothesis.stateful import (
 from tests.vllm.harness import BLOCK, Engine, prefill, remote
 
 from pushkv.core.effects import BlocksReleased, Delivered, NotDelivered
-from pushkv.core.events import Arrived, Cancelled, Computed, Offered, PrefillAborted
+from pushkv.core.events import (
+    Arrived,
+    Cancelled,
+    Computed,
+    Offered,
+    PrefillAborted,
+    PrefillPreempted,
+)
 from pushkv.core.ids import TransferId
 from pushkv.core.messages import Reason
 
@@ -47,6 +54,7 @@ class AnyEngine(RuleBasedStateMachine):
         self.unreleased: dict[int, Offered] = {}
         self.backoff: list[Offered] = []
         self.sources: list[TransferId] = []
+        self.yielding: list[TransferId] = []
         self.seen = 0
         self.everything: list[Offered] = []
 
@@ -61,8 +69,10 @@ class AnyEngine(RuleBasedStateMachine):
                     for offer in [each for each in self.open.values() if each.transfer == transfer]:
                         self.engine.bridge.fail(self.open.pop(offer.attempt), Reason.CANCELLED)
                     self.backoff = [each for each in self.backoff if each.transfer != transfer]
-                case Computed(transfer=transfer) | PrefillAborted(transfer=transfer):
+                case Computed(transfer=transfer, final=True) | PrefillAborted(transfer=transfer):
                     self.sources.append(transfer)
+                case PrefillPreempted(transfer=transfer):
+                    self.yielding.append(transfer)
         self.seen = len(self.engine.bridge.submitted)
 
     def name(self) -> str:
@@ -103,8 +113,7 @@ class AnyEngine(RuleBasedStateMachine):
     @precondition(lambda self: self.engine.scheduler.running)
     @rule()
     def preempt(self) -> None:
-        scheduler = self.engine.scheduler
-        scheduler._preempt_request(scheduler.running.pop(), 0.0, drop_stale_output=True)
+        self.engine.preempt()
 
     # -- the runtime
 
@@ -138,7 +147,14 @@ class AnyEngine(RuleBasedStateMachine):
     @precondition(lambda self: self.sources)
     @rule()
     def release_source(self) -> None:
-        self.engine.bridge.release_source(self.sources.pop(0))
+        transfer = self.sources.pop(0)
+        self.yielding = [each for each in self.yielding if each != transfer]
+        self.engine.bridge.release_source(transfer)
+
+    @precondition(lambda self: self.yielding)
+    @rule()
+    def yield_source(self) -> None:
+        self.engine.bridge.yield_source(self.yielding.pop(0))
 
     @precondition(lambda self: self.everything)
     @rule(data=st.data(), kind=st.sampled_from(["delivered", "failed", "released", "retry"]))
@@ -182,6 +198,8 @@ class AnyEngine(RuleBasedStateMachine):
                 engine.bridge.retry(self.backoff.pop())
             while self.unreleased:
                 engine.bridge.release(self.unreleased.popitem()[1])
+            while self.yielding:
+                engine.bridge.yield_source(self.yielding.pop(0))
             while self.sources:
                 engine.bridge.release_source(self.sources.pop())
             if not engine.scheduler.has_requests():
@@ -194,7 +212,7 @@ class AnyEngine(RuleBasedStateMachine):
         assert engine.used == 0, "blocks leaked"
         assert not engine.scheduler.requests
         assert len(engine.half.ledger) == 0
-        assert engine.half.destinations.held == engine.half.sources.held == 0
+        assert engine.half.destinations.held == engine.half.prefills.pins.held == 0
 
 
 def test_the_engine_survives_anything() -> None:
@@ -238,7 +256,7 @@ def test_bad_parameters_cost_one_request_its_transfer(params: dict[str, object])
     for offer in engine.bridge.of(Offered):
         engine.bridge.deliver(offer)
     engine.run()
-    for event in engine.bridge.of(Computed):
+    for event in engine.bridge.computed:
         engine.bridge.release_source(event.transfer)
     engine.add("last", 5)
     engine.run()

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.vllm.harness import Engine, prefill, remote
 
-from pushkv.core.events import Arrived, Computed, Offered
+from pushkv.core.events import Arrived, Offered
 from pushkv_vllm.identity import prompt_digest
 
 pytestmark = pytest.mark.vllm
@@ -86,7 +86,7 @@ def test_whatever_a_client_writes_it_ends_its_own_request_at_worst(direct: bool,
     for offer in engine.bridge.of(Offered):
         engine.bridge.deliver(offer)
     engine.run()
-    for event in engine.bridge.of(Computed):
+    for event in engine.bridge.computed:
         engine.bridge.release_source(event.transfer)
     engine.add("last", 5)
     engine.run()
@@ -98,14 +98,14 @@ def test_who_guesses_a_transfer_at_the_producer_is_told_nothing(direct: bool) ->
     engine = Engine(role="kv_producer", direct=direct)
     engine.add("victim", VICTIM, prefill("theirs"))
     engine.run()
-    held = engine.half.sources.held
+    held = engine.half.prefills.pins.held
     engine.add("guess", GUESS, prefill("theirs"))
     engine.run()
     assert engine.responses["guess"] is None
     assert engine.responses["victim"] is not None
-    assert engine.half.sources.held == held
+    assert engine.half.prefills.pins.held == held
     assert len(engine.bridge.of(Arrived)) == 1
-    engine.bridge.release_source(engine.bridge.of(Computed)[0].transfer)
+    engine.bridge.release_source(engine.bridge.computed[0].transfer)
     engine.add("last", 5)
     engine.run()
     assert engine.used == 0

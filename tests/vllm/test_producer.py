@@ -8,7 +8,7 @@ pytest.importorskip("vllm")
 
 from tests.vllm.harness import BLOCK, Engine, prefill, remote
 
-from pushkv.core.events import Arrived, Computed, PrefillAborted
+from pushkv.core.events import Arrived, PrefillAborted
 from pushkv_vllm.log import logger
 
 pytestmark = pytest.mark.vllm
@@ -31,7 +31,7 @@ def test_two_processes_announce_with_the_first_step() -> None:
     engine.add("a", 600, prefill())
     engine.step()
     assert [event.transfer for event in engine.bridge.of(Arrived)] == ["t1"]
-    assert engine.bridge.of(Computed) == [], "600 tokens take two steps of 512"
+    assert engine.bridge.computed == [], "600 tokens take two steps of 512"
 
 
 def test_computed_blocks_are_held_until_their_source_is_released(direct: bool) -> None:
@@ -42,7 +42,7 @@ def test_computed_blocks_are_held_until_their_source_is_released(direct: bool) -
         engine.step()
         if "a" in engine.scheduler.requests:
             own = engine.scheduler.kv_cache_manager.get_block_ids("a")[0]
-    (computed,) = engine.bridge.of(Computed)
+    (computed,) = engine.bridge.computed
     assert (computed.transfer, computed.tokens, computed.final) == ("t1", 100, True)
     assert len(computed.blocks[0]) == 7
     assert not own or list(computed.blocks[0]) == own[:7]
@@ -95,7 +95,7 @@ def test_a_response_leads_the_other_engine_to_the_same_transfers(transfer: str |
     for sample in range(2):
         second.add(f"{sample}_cmpl-other-0-76543210", 100, response)
     second.step()
-    made = [event.transfer for event in first.bridge.of(Computed)]
+    made = [event.transfer for event in first.bridge.computed]
     asked = [offer.transfer for offer in second.bridge.attempts.values()]
     assert len(set(made)) == 2
     assert asked == made
@@ -133,7 +133,10 @@ def test_abort_is_told(direct: bool) -> None:
     engine.run()
     (arrived,) = engine.bridge.of(Arrived)
     assert engine.bridge.of(PrefillAborted) == [PrefillAborted(arrived.transfer)]
-    assert engine.bridge.of(Computed) == []
+    assert engine.bridge.computed == []
+    engine.bridge.release_source(arrived.transfer)
+    engine.add("b", 5)
+    engine.run()
     assert engine.used == 0
 
 
@@ -144,8 +147,11 @@ def test_abort_after_the_prompt_is_told_too(direct: bool) -> None:
     engine.step()
     engine.abort("a")
     engine.run()
-    assert len(engine.bridge.of(PrefillAborted)) == 1
-    assert engine.bridge.of(Computed) == []
+    (aborted,) = engine.bridge.of(PrefillAborted)
+    assert engine.bridge.computed == []
+    engine.bridge.release_source(aborted.transfer)
+    engine.add("b", 5)
+    engine.run()
     assert engine.used == 0
 
 
@@ -161,9 +167,9 @@ def test_a_preempted_prefill_just_takes_longer(direct: bool) -> None:
     engine = Engine(role="kv_producer", direct=direct)
     engine.add("a", 600, prefill())
     engine.step()
-    assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+    engine.preempt()
     engine.run()
-    (computed,) = engine.bridge.of(Computed)
+    (computed,) = engine.bridge.computed
     assert computed.tokens == 600
     assert len(computed.blocks[0]) == 38
     assert engine.bridge.of(PrefillAborted) == []
@@ -176,7 +182,7 @@ def test_the_same_prompt_again_is_served_by_what_is_held(direct: bool) -> None:
     engine.run()
     engine.add("b", 100, prefill())
     engine.run()
-    assert len(engine.bridge.of(Arrived)) == len(engine.bridge.of(Computed)) == 1
+    assert len(engine.bridge.of(Arrived)) == len(engine.bridge.computed) == 1
     assert engine.responses["b"] is not None
     assert engine.used == 7
 
@@ -196,10 +202,10 @@ def test_a_released_transfer_id_may_be_used_again(direct: bool) -> None:
     for _ in range(3):
         engine.add("a", 100, prefill())
         engine.run()
-        engine.bridge.release_source(engine.bridge.of(Computed)[-1].transfer)
+        engine.bridge.release_source(engine.bridge.computed[-1].transfer)
         engine.add("b", 5)
         engine.run()
-    assert len(engine.bridge.of(Computed)) == 3
+    assert len(engine.bridge.computed) == 3
     assert engine.used == 0
 
 
@@ -209,7 +215,7 @@ def test_held_blocks_serve_prefix_hits(direct: bool) -> None:
     engine.run()
     engine.add("b", 6 * BLOCK + 5, prefill("tb"))
     engine.run()
-    first, second = engine.bridge.of(Computed)
+    first, second = engine.bridge.computed
     assert second.blocks[0][:6] == first.blocks[0]
     engine.bridge.release_source(first.transfer)
     engine.add("c", 5)
@@ -227,7 +233,7 @@ def test_blocks_released_while_the_engine_sleeps_are_there_for_the_next_request(
     engine.add("a", 7 * BLOCK, prefill())
     engine.run()
     assert engine.used == 7
-    engine.bridge.release_source(engine.bridge.of(Computed)[0].transfer)
+    engine.bridge.release_source(engine.bridge.computed[0].transfer)
     engine.add("b", list(range(500, 500 + 7 * BLOCK)), prefill("t2"))
     assert engine.step().num_scheduled_tokens == {"b": 7 * BLOCK}
 
@@ -236,7 +242,7 @@ def test_a_full_pool_in_two_processes_costs_steps_not_requests() -> None:
     engine = Engine(role="kv_producer", blocks=9, direct=False)
     engine.add("a", 7 * BLOCK, prefill())
     engine.run()
-    engine.bridge.release_source(engine.bridge.of(Computed)[0].transfer)
+    engine.bridge.release_source(engine.bridge.computed[0].transfer)
     engine.add("b", list(range(500, 500 + 7 * BLOCK)), prefill("t2"))
     engine.run()
     assert engine.finish_reasons["b"] == "length"

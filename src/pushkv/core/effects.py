@@ -43,6 +43,7 @@ __all__ = [
     "SendLink",
     "SourceFreed",
     "SourceReleased",
+    "SourceYielded",
     "SuspectLink",
     "Transmit",
     "WithdrawMember",
@@ -304,7 +305,18 @@ class SourceReleased:
     reason: Reason | None
 
 
-Report = Delivered | NotDelivered | BlocksReleased | RetryDue | SourceReleased
+@frozen
+class SourceYielded:
+    """No WRITE reads the blocks of a prefill that was preempted any more: they may be used anew.
+
+    Told once per `PrefillPreempted`, in their order. Where a WRITE of unknown outcome may read on,
+    nothing is told before `SourceReleased`, which then is about these blocks too.
+    """
+
+    transfer: TransferId
+
+
+Report = Delivered | NotDelivered | BlocksReleased | RetryDue | SourceReleased | SourceYielded
 MachineEffect = (
     Send
     | SendLink

@@ -115,7 +115,7 @@ class Computed:
 
 @frozen
 class PrefillPreempted:
-    """The engine takes the source blocks of an unfinished prefill away."""
+    """The engine takes the source blocks of an unfinished prefill away, after `SourceYielded`."""
 
     transfer: TransferId
 

@@ -14,6 +14,7 @@ from pushkv.core.effects import (
     Report,
     RetryDue,
     SourceReleased,
+    SourceYielded,
 )
 from pushkv.core.errors import ConfigurationError, LocalProtocolError
 from pushkv.core.events import Arrived, Cancelled, Computed, EngineEvent, Offered, PrefillAborted
@@ -119,7 +120,7 @@ class Bridge:
 
     def offer(self, report: Report) -> Offered | None:
         """The offer that `report` is the outcome of. The runtime's thread only."""
-        if isinstance(report, SourceReleased):
+        if isinstance(report, SourceReleased | SourceYielded):
             return None
         return self._offers.get((report.transfer, report.attempt))
 

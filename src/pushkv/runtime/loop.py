@@ -27,12 +27,21 @@ from pushkv.core.effects import (
     PostWrite,
     Report,
     SourceReleased,
+    SourceYielded,
     Transmit,
     WriterJoined,
 )
 from pushkv.core.endpoint import Endpoint, Identity
 from pushkv.core.errors import LocalProtocolError
-from pushkv.core.events import ArrivalSeen, Arrived, Cancelled, Event, PrefillAborted, Tick
+from pushkv.core.events import (
+    ArrivalSeen,
+    Arrived,
+    Cancelled,
+    Event,
+    PrefillAborted,
+    PrefillPreempted,
+    Tick,
+)
 from pushkv.core.ids import FOREVER, Instant, TransferId
 from pushkv.core.machines import StepRecord
 from pushkv.core.messages import Reason
@@ -198,6 +207,10 @@ class Loop:
         for effect in effects:
             self._do(effect)
         self._failures.forget()
+        if isinstance(event, PrefillPreempted):
+            self._outbound.preempted(event.transfer)
+        for transfer in self._outbound.yielded():
+            self._report(SourceYielded(transfer))
 
     def _observe(self, record: StepRecord) -> None:
         self._failures.observe(record)
@@ -235,6 +248,8 @@ class Loop:
 
     def _report(self, report: Report) -> None:
         """Tell the engine, but for sources that are none of its own."""
+        if isinstance(report, SourceReleased):
+            self._outbound.released(report.transfer)
         if isinstance(report, SourceReleased) and report.transfer in self._unasked:
             self._unasked.discard(report.transfer)
             return

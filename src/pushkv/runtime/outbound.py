@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 
-from attrs import define, evolve
+from attrs import define, evolve, field
 
 from pushkv.block_map import block_map, check_pair
 from pushkv.core.effects import PeerJoined, PermitEnded, PermitGranted, PostWrite
 from pushkv.core.errors import PushKVError, RemoteProtocolError
 from pushkv.core.events import Event, MessageReceived, WriteClosed
-from pushkv.core.ids import AttemptId, Epoch, Worker
+from pushkv.core.ids import AttemptId, Epoch, TransferId, Worker
 from pushkv.core.messages import Hello, Message, Register
 from pushkv.layout import CacheLayout, join_memory, split_memory
-from pushkv.transport import Completion, Permit, Transport, Write
+from pushkv.transport import Completion, Permit, Transport, Write, WriteOutcome
 
 __all__ = ["Outbound"]
 
@@ -24,6 +25,9 @@ OTHER_LAYOUT = b""
 """The digest of no layout."""
 
 
+_Key = tuple[AttemptId, int]
+
+
 @define
 class _Peer:
     """A consumer; `layout` is None while nothing it said of its memory could be used."""
@@ -31,6 +35,14 @@ class _Peer:
     layout: CacheLayout | None = None
     links: int = 0
     open: int = 0
+
+
+@define
+class _Reads:
+    """WRITEs that read a transfer's source: those that may, and those a preemption waits for."""
+
+    unknown: set[_Key] = field(factory=set)
+    preemptions: list[set[_Key]] = field(factory=list)
 
 
 class Outbound:
@@ -48,7 +60,9 @@ class Outbound:
         self._fail = fail
         self._peers: dict[Worker, _Peer] = {}
         self._permits: dict[Epoch, Permit] = {}
-        self._open: dict[tuple[AttemptId, int], Worker] = {}
+        self._open: dict[_Key, Worker] = {}
+        self._reads: dict[TransferId, _Reads] = {}
+        self._yielded: deque[TransferId] = deque()
 
     @property
     def open_writes(self) -> int:
@@ -160,7 +174,12 @@ class Outbound:
 
     def completed(self, completion: Completion) -> WriteClosed:
         """The transport is done with a WRITE."""
-        worker = self._open.pop((completion.attempt, completion.part), None)
+        key = (completion.attempt, completion.part)
+        if completion.outcome is WriteOutcome.UNKNOWN and not completion.source_idle:
+            self._reads.setdefault(key[0].transfer, _Reads()).unknown.add(key)
+        else:
+            self._read(key)
+        worker = self._open.pop(key, None)
         if worker is not None:
             self._peers[worker].open -= 1
             self._tidy(worker)
@@ -172,6 +191,37 @@ class Outbound:
             completion.cause,
             completion.source_idle,
         )
+
+    def preempted(self, transfer: TransferId) -> None:
+        """The engine wants the source back; `yielded` names it once nothing reads it any more."""
+        reads = self._reads.setdefault(transfer, _Reads())
+        open_now = {key for key in self._open if key[0].transfer == transfer}
+        reads.preemptions.append(open_now | reads.unknown)
+        self._settle(transfer)
+
+    def released(self, transfer: TransferId) -> None:
+        """Nothing reads it any more, whatever became of it."""
+        self._reads.pop(transfer, None)
+
+    def yielded(self) -> Iterator[TransferId]:
+        """The transfers whose preempted source nothing reads, once per preemption."""
+        while self._yielded:
+            yield self._yielded.popleft()
+
+    def _read(self, key: _Key) -> None:
+        reads = self._reads.get(key[0].transfer)
+        if reads is not None:
+            for each in reads.preemptions:
+                each.discard(key)
+            self._settle(key[0].transfer)
+
+    def _settle(self, transfer: TransferId) -> None:
+        reads = self._reads[transfer]
+        while reads.preemptions and not reads.preemptions[0]:
+            del reads.preemptions[0]
+            self._yielded.append(transfer)
+        if not reads.preemptions and not reads.unknown:
+            del self._reads[transfer]
 
     def _tidy(self, worker: Worker) -> None:
         peer = self._peers[worker]

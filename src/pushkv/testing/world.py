@@ -21,6 +21,7 @@ from pushkv.core.effects import (
     Report,
     RetryDue,
     SourceReleased,
+    SourceYielded,
 )
 from pushkv.core.events import (
     ArrivalSeen,
@@ -259,6 +260,7 @@ class World(Network):
                 raise ViolationError(f"I3: the source of {report.transfer} was released twice")
             node.memory.give_back(Owner("source", report.transfer))
             return
+        assert not isinstance(report, SourceYielded), "the runtime's word, not an endpoint's"
         offer = node.offers[report.transfer, report.attempt]
         match report:
             case Delivered() | NotDelivered():

@@ -15,6 +15,7 @@ from pushkv.core.effects import (
     Report,
     RetryDue,
     SourceReleased,
+    SourceYielded,
 )
 from pushkv.core.events import Cancelled, Offered, Proven, Readmitted, TakenBack
 from pushkv.core.messages import Reason
@@ -152,7 +153,7 @@ class Decode(Engine):
 
     def hear(self, rank: Rank, report: Report) -> None:
         """A report about one attempt at one rank."""
-        attempt = -1 if isinstance(report, SourceReleased) else report.attempt
+        attempt = -1 if isinstance(report, SourceReleased | SourceYielded) else report.attempt
         book = self.books.get((report.transfer, attempt))
         key = (report.transfer, attempt, rank.number)
         if isinstance(report, RetryDue) and key in self._called_off:
