@@ -10,7 +10,7 @@ from attrs import asdict, evolve, frozen
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Row", "Rows", "show"]
+__all__ = ["Row", "Rows", "show", "words"]
 
 
 @frozen
@@ -88,6 +88,10 @@ class Rows:
         """Count one more run, and keep it."""
         before = self.rows.get((row.fault, row.system))
         self.rows[row.fault, row.system] = row if before is None else before.plus(row)
+        self.save()
+
+    def save(self) -> None:
+        """Write the file anew, whole or not at all."""
         text = json.dumps({"rows": [asdict(each) for each in self.rows.values()]}, indent=1)
         draft = self._path.with_suffix(".draft")
         draft.write_text(text + "\n")
@@ -111,6 +115,11 @@ def show(rows: Iterable[Row], systems: Sequence[str], console: Console) -> None:
 def _cell(row: Row | None) -> str:
     if row is None:
         return "-"
+    return f"[{'green' if row.is_green else 'red'}]{words(row)}"
+
+
+def words(row: Row) -> str:
+    """Clients that were right of those that were asked, and whatever was not as it should be."""
     silent = row.clients - row.answered
     parts = [f"{row.right}/{row.clients}"]
     parts += [f"{row.wrong} wrong"] * (row.wrong > 0)
@@ -118,4 +127,4 @@ def _cell(row: Row | None) -> str:
     parts += [f"{row.leaked_blocks} lost"] * (row.leaked_blocks > 0)
     parts += [f"{row.untold} untold"] * (row.untold > 0)
     parts += [f"{row.recovered}/{row.runs} recovered"] * (row.recovered < row.runs)
-    return f"[{'green' if row.is_green else 'red'}]" + " · ".join(parts)
+    return " · ".join(parts)

@@ -117,7 +117,7 @@ class Soak:
             {
                 key: value
                 for key, value in last.items()
-                if key in ("begun", "delivered", "delivered_mib")
+                if key in ("begun", "delivered", "delivered_kib")
                 or key.startswith(("not_", "to_be", "never"))
             }
         )

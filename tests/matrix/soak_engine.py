@@ -265,7 +265,9 @@ class _Consumer:
             try:
                 self.legs.send(leg)
             except OSError:
+                # What is under way finds out for itself; nothing more is asked of the dead.
                 self.end.counts["dispatched_to_the_dead"] += 1
+                self.address = self.legs = None
         return True
 
     def hear(self, report: Report) -> None:
@@ -285,7 +287,7 @@ class _Consumer:
             self.end.counts[f"not_delivered_{report.reason}"] += 1
             return
         self.end.counts["delivered"] += 1
-        self.end.counts["delivered_mib"] += attempt.leg.blocks * BLOCK_BYTES >> 20
+        self.end.counts["delivered_kib"] += attempt.leg.blocks * BLOCK_BYTES >> 10
         wanted = _number_of(attempt.leg.number, attempt.leg.blocks)
         if not np.all(self.end.words[list(attempt.blocks)] == wanted):
             self.end.problems.append(f"{self.end.name}: wrong bytes of {attempt.leg.name}")

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 from tests.lanes import OVER_UCX
-from tests.matrix.reference import Stage, one_run
+from tests.matrix.moments import MOMENT_FAULTS
+from tests.matrix.reference import REFERENCE_FAULTS, Stage, one_run
 from tests.matrix.soak import soak
 
 pytestmark = [pytest.mark.nixl, pytest.mark.timeout(180)]
@@ -18,6 +19,11 @@ ROWS = (
     "D ended, at a random moment",
     "retried at another prefill engine",
     "abort storm",
+    "P killed, mid-WRITE",
+    "D ended, mid-WRITE",
+    "P killed, before the notification",
+    "P preempted, in the middle of its prefill",
+    "a transfer decoded three times",
 )
 
 
@@ -29,7 +35,7 @@ def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
 
 @pytest.mark.parametrize("fault", ROWS)
 def test_everybody_is_right_and_nothing_is_lost(stage: Stage, fault: str) -> None:
-    row = one_run(stage, fault, seed=7)
+    row = one_run(stage, fault, seed=7, faults={**REFERENCE_FAULTS, **MOMENT_FAULTS})
     assert row.is_green, row
 
 
