@@ -99,7 +99,7 @@ def draw(soak: Mapping[str, Any], path: Path) -> None:
     panels[-1].set_ylabel("transfers begun per second")
     panels[-1].set_ylim(bottom=0)
     panels[-1].set_xlabel("transfers begun, over all engines")
-    panels[0].legend(loc="upper left", ncols=len(ends), fontsize="small")
+    figure.legend(loc="outside upper center", ncols=len(ends), fontsize="small")
     figure.savefig(path, format="svg", metadata={"Date": None})
 
 
