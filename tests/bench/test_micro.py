@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCH = Path(__file__).parents[2] / "bench"
 
 
@@ -42,3 +44,24 @@ def test_live_transfers_keeps_as_many_alive_as_it_says(tmp_path: Path) -> None:
     assert isinstance(costs, dict)
     assert {live: len(each) for live, each in turns.items()} == {"3": 2, "30": 2}
     assert found["ratio"] == costs["30"] / costs["3"]
+
+
+@pytest.mark.nixl
+def test_hand_over_compares_bytes_and_tells_its_stages(tmp_path: Path) -> None:
+    """The script itself asserts that what either way wrote are the right bytes."""
+    arguments = ("--case", "1 MiB", "--case", "latency", "--rounds", "2")
+    found = run(tmp_path, "hand_over.py", *arguments)
+    cases, bars = found["cases"], found["bars"]
+    assert isinstance(cases, dict)
+    assert isinstance(bars, dict)
+    assert set(cases) == {"1 MiB", "latency"}
+    for case in cases.values():
+        assert {name: len(times) for name, times in case["times_ms"].items()} == {
+            "pushkv": 2,
+            "bare": 2,
+        }
+        assert len(case["stages_p50_ms"]) == 4
+        assert all(took > 0 for took in case["stages_p50_ms"].values())
+    (bar,) = bars.values()
+    assert bar["value"] == cases["latency"]["ratio"]
+    assert bar["met"] == (bar["value"] <= bar["most"])
