@@ -68,6 +68,7 @@ class Cell:
         qps: Mean arrivals per second, exponential gaps; 0: each comes when the last is answered.
         shared: Tokens that all prompts begin with; a multiple of `BLOCK_TOKENS`.
         cancel_share: The share of clients that leave before they have everything.
+        name: Its title, if it is not to be made from the rest.
     """
 
     prompt: Lengths
@@ -75,6 +76,7 @@ class Cell:
     qps: float = 0.0
     shared: int = 0
     cancel_share: float = field(default=0.0)
+    name: str = ""
 
     def __attrs_post_init__(self) -> None:
         if not 0 <= self.qps < math.inf:
@@ -92,6 +94,8 @@ class Cell:
     @property
     def title(self) -> str:
         """The cell in a few words."""
+        if self.name:
+            return self.name
         mix = ",".join(str(tokens) for tokens in self.prompt.tokens)
         load = f"@ {self.qps:g}/s" if self.qps else "one at a time"
         return f"{mix} {load}" + (f", {self.shared} shared" if self.shared else "")

@@ -13,6 +13,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from pushkv.core.errors import PushKVError
 from pushkv.demo.report import DemoReport
 
+from .bench import bench_command
 from .check import check_command
 from .doctor import doctor_command
 from .simulate import simulate_app
@@ -29,6 +30,7 @@ app = typer.Typer(
 )
 app.add_typer(trace_app, name="trace")
 app.add_typer(simulate_app, name="simulate")
+app.command("bench")(bench_command)
 app.command("check")(check_command)
 app.command("swarm")(swarm_command)
 app.command("doctor")(doctor_command)
