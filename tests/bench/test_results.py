@@ -223,6 +223,7 @@ def test_failed_requests_are_an_exit_code(tmp_path: Path) -> None:
     ("option", "said"),
     [
         (["--cell", "x"], "lengths = 'x'"),
+        (["--cell", "5@x"], "cell = '5@x': expected PROMPT[@QPS][+SHARED]"),
         (["--mode", "mono,shove"], "modes = 'shove'"),
         (["--trace", "nowhere"], "nowhere"),
         (["--round-s", "0"], "round_s = 0"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
@@ -22,57 +23,64 @@ CELLS = ["128", "512", "2048", "128@1.5", "512@0.8", "1024@0.6+768", "2048@0.25"
 MODES = "mono,pull,push,push_sequential,pushkv"
 
 
+Cells = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A point of load, PROMPT or PROMPT@QPS, either with +SHARED; may be repeated. PROMPT: "
+        "tokens, or a mix such as 128x3,2048. QPS: Poisson arrivals per second; without, one at a "
+        "time. SHARED: "
+        f"tokens that all prompts begin with. By default: {' '.join(CELLS)}."
+    ),
+]
+Trace = Annotated[
+    Path | None,
+    typer.Option(
+        help="Replay this file in place of cells: JSON lines as in the Mooncake traces, with "
+        "timestamp (ms), input_length, output_length, hash_ids.",
+        dir_okay=False,
+    ),
+]
+AsShipped = Annotated[
+    bool,
+    typer.Option(
+        help="Leave the progress threads of vLLM's connectors spinning, a core per engine."
+    ),
+]
+Cancel = Annotated[float, typer.Option(help="The share of clients that leave early.", min=0, max=1)]
+Price = Annotated[
+    float | None, typer.Option(help="Of an engine-hour, for the cost of a request.", min=0)
+]
+Json = Annotated[Path | None, typer.Option(help="Write all of it there.", dir_okay=False)]
+Html = Annotated[Path | None, typer.Option(help="Write a page with plots there.", dir_okay=False)]
+Again = Annotated[
+    Path | None,
+    typer.Option("--from", help="Run nothing: show what a --json holds.", dir_okay=False),
+]
+Logs = Annotated[
+    Path | None, typer.Option(help="Keep the engines' logs and traces there.", file_okay=False)
+]
+
+
 def bench_command(
-    cell: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A point of load, PROMPT[@QPS][+SHARED]; may be repeated. PROMPT: tokens, or a "
-            "mix such as 128x3,2048. QPS: Poisson arrivals per second; without, one at a time. "
-            "SHARED: tokens that all prompts begin with. "
-            f"By default: {' '.join(CELLS)}."
-        ),
-    ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            help="Replay this file in place of cells: JSON lines as in the Mooncake traces, with "
-            "timestamp (ms), input_length, output_length, hash_ids.",
-            dir_okay=False,
-        ),
-    ] = None,
+    cell: Cells = None,
+    trace: Trace = None,
     trace_block_tokens: Annotated[int, typer.Option(help="Tokens per hash id.", min=1)] = 512,
     mode: Annotated[str, typer.Option(help="Which systems, of these.")] = MODES,
     output: Annotated[str, typer.Option(help="Output tokens, or a mix.")] = "32",
     rounds: Annotated[int, typer.Option(help="Turns of all systems in each cell.", min=1)] = 3,
     round_s: Annotated[float, typer.Option(help="Seconds of arrivals in one turn.")] = 15.0,
     requests: Annotated[int, typer.Option(help="At least so many in one turn.", min=1)] = 4,
-    cancel: Annotated[
-        float, typer.Option(help="The share of clients that leave early.", min=0, max=1)
-    ] = 0.0,
+    cancel: Cancel = 0.0,
     seed: Annotated[int, typer.Option(help="Of arrivals, lengths, prompts, leavers.")] = 0,
-    as_shipped: Annotated[
-        bool,
-        typer.Option(
-            help="Leave the progress threads of vLLM's connectors spinning, a core per engine."
-        ),
-    ] = False,
+    as_shipped: AsShipped = False,
     slo_ttft_s: Annotated[float, typer.Option(help="A request is good up to this TTFT,")] = 2.0,
     slo_tpot_s: Annotated[float, typer.Option(help="and this time per output token.")] = 0.2,
-    price: Annotated[
-        float | None, typer.Option(help="Of an engine-hour, for the cost of a request.", min=0)
-    ] = None,
+    price: Price = None,
     kv_cache_gib: Annotated[int, typer.Option(help="KV cache of each engine.", min=1)] = 1,
-    json: Annotated[Path | None, typer.Option(help="Write it all there.", dir_okay=False)] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Write a page with plots there.", dir_okay=False)
-    ] = None,
-    again: Annotated[
-        Path | None,
-        typer.Option("--from", help="Run nothing: show what a --json holds.", dir_okay=False),
-    ] = None,
-    logs: Annotated[
-        Path | None, typer.Option(help="Keep the engines' logs and traces there.", file_okay=False)
-    ] = None,
+    json: Json = None,
+    html: Html = None,
+    again: Again = None,
+    logs: Logs = None,
 ) -> None:
     """Replay one traffic mix over several systems, in turns, and compare them.
 
@@ -126,7 +134,9 @@ def bench_command(
             html.write_text(page(results), encoding="utf-8")
         show(results, console)
     except PushKVError as error:
-        Console(stderr=True).print(f"[bold red]pushkv bench:[/] {error}", highlight=False)
+        Console(stderr=True).print(
+            f"[bold red]pushkv bench:[/] {escape(str(error))}", highlight=False
+        )
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
