@@ -103,7 +103,7 @@ def describe_fleet(
             hooks[name] = directory / f"{name}.hooks"
             hooks[name].unlink(missing_ok=True)
             side_port = (control, own[2])[at]
-            config = system.config(name, side_port)
+            config = system.config(name, side_port, 0)
             config["kv_load_failure_policy"] = "fail"  # a failure shows as one
             extra: dict[str, object] = {system.hold_option: HOLD_S}
             if system is PUSHKV:
