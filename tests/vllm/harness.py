@@ -114,9 +114,9 @@ class ScriptedBridge:
                 raise AssertionError(f"unexpected {event}")
 
     def take(self, limit: int = 1024) -> list[Report]:
-        taken = list(itertools.islice(self.reports, limit))
-        for _ in taken:
-            self.reports.popleft()
+        taken: list[Report] = []
+        while self.reports and len(taken) < limit:
+            taken.append(self.reports.popleft())
         return taken
 
     def wait(self, bound_s: float) -> bool:

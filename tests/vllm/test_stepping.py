@@ -123,7 +123,7 @@ def start() -> Iterator[Callable[..., Core]]:
 
 def offer(core: Core, name: str = "a", **more: Any) -> None:
     core.add(request_id=name, prompt=100, params=remote(name), **more)
-    until(lambda: any(each.transfer == name for each in core.engine.bridge.attempts.values()))
+    until(lambda: any(each.transfer == name for each in list(core.engine.bridge.attempts.values())))
 
 
 def test_an_engine_whose_requests_only_wait_makes_no_steps(start: Callable[..., Core]) -> None:
