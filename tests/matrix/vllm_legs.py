@@ -16,6 +16,7 @@ from .scene import LONG, SHORT, Fault, Scene
 
 __all__ = ["LEG_FAULTS"]
 
+RUNNING = "vllm:num_requests_running"
 GENERATED = "vllm:generation_tokens_total"
 PREEMPTED = "vllm:num_preemptions_total"
 MIDDLE = 1_340
@@ -101,15 +102,14 @@ async def one_of_two_samplers_gone(scene: Scene) -> None:
 
 
 async def preempted_prefill(scene: Scene) -> None:
-    """The prefill engine, which generates for somebody else, preempts a prompt half computed."""
-    prompt, fleet = await scene.prompt(LONG), scene.fleet
+    """The prefill engine, which generates for others, preempts a prompt half computed."""
+    prompt, fleet = await scene.prompt(MIDDLE), scene.fleet
     before = await fleet.reading("prefill", PREEMPTED)
-    await anyio.sleep(1)  # the metrics lag behind the reference answer, and must not count for it
-    generated = await fleet.reading("prefill", GENERATED)
-    other = make_prompt(LONG, seed=scene.seed + 50_000)
+    others = [make_prompt(SHORT, seed=scene.seed + 50_000 + index) for index in range(5)]
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(lambda: fleet.ask("prefill", other, tokens=140))
-        await scene.rises("prefill", GENERATED, generated + 2)
+        for each in others:  # of three blocks and more, which leaves too few of 23
+            tasks.start_soon(lambda text: fleet.ask("prefill", text, tokens=300), each)
+        await scene.rises("prefill", RUNNING, len(others) - 1)
         tasks.start_soon(scene.client, prompt, new_name())
         await scene.rises("prefill", PREEMPTED, before)
 
