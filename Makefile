@@ -112,6 +112,10 @@ $(LIBFABRIC)/.installed: $(patsubst %,requirements/%.txt,base build libfabric te
 	  --no-build-isolation -e .
 	@touch $@
 
+.PHONY: shapes
+shapes: $(PROJECT) ## Real vLLM engines of unequal tensor parallel and block size; minutes
+	@PUSHKV_SHAPES=1 $(PYTHON) -m pytest -q tests/vllm/test_unequal.py $(ARGS)
+
 .PHONY: libfabric
 libfabric: $(LIBFABRIC)/.installed ## NIXL's LIBFABRIC backend over TCP, in its own environment
 	@tests/libfabric/run.sh $(LIBFABRIC) -m pytest -q tests/libfabric $(ARGS)

@@ -20,8 +20,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from pushkv.core.effects import Report
-from pushkv.core.events import EngineEvent
+from pushkv.core.events import EngineEvent, Offered
 from pushkv.core.ids import EngineId, Incarnation
+from pushkv.fold import RankFold, Said
+from pushkv.rank_plan import Ranks
 
 if TYPE_CHECKING:
     from pushkv.runtime import Bridge
@@ -31,6 +33,7 @@ __all__ = [
     "Direct",
     "Endpoint",
     "Local",
+    "RankedRelay",
     "Relay",
     "StepMetadata",
     "StepReports",
@@ -42,12 +45,16 @@ __all__ = [
 
 @frozen
 class Endpoint(KVConnectorHandshakeMetadata):
-    """Where the worker's runtime listens; sent to the scheduler half once, at start."""
+    """Where a worker's runtime listens; sent to the scheduler half once, at start.
+
+    `heads` are those of the whole model in each KV cache group (`CacheLayout.heads`).
+    """
 
     engine: EngineId
     incarnation: Incarnation
     host: str
     port: int
+    heads: tuple[int, ...] = (1,)
 
 
 @frozen
@@ -60,6 +67,7 @@ class StepMetadata(KVConnectorMetadata):
         failed: Those of `finished` whose KV cache did not come.
         relayed: Whether the worker shall return the runtime's reports.
         number: What the worker shall return when the step is over; 0 where nobody asks.
+        said: Commands to one rank of several.
     """
 
     commands: tuple[EngineEvent, ...]
@@ -67,6 +75,7 @@ class StepMetadata(KVConnectorMetadata):
     failed: frozenset[str]
     relayed: bool
     number: int = 0
+    said: tuple[Said, ...] = ()
 
 
 @frozen
@@ -78,7 +87,7 @@ class StepReports(KVConnectorWorkerMetadata):
         number: The step's, which is over at this worker.
     """
 
-    reports: tuple[Report, ...]
+    reports: tuple[tuple[int, Report], ...]
     number: int = 0
 
     def aggregate(self, other: Any) -> StepReports:
@@ -96,11 +105,17 @@ class Channel(Protocol):
     def submit(self, event: EngineEvent) -> None:
         """Tell the runtime something."""
 
+    def offer(self, offered: Offered, producer: Ranks) -> None:
+        """Offer blocks to a producer of these ranks, whose addresses `offered` has."""
+
     def take(self) -> list[Report]:
         """What the runtime reported since the last call."""
 
     def outgoing(self) -> tuple[EngineEvent, ...]:
         """Events that this step must carry; each is given once."""
+
+    def said(self) -> tuple[Said, ...]:
+        """Events for one rank of several that this step must carry; each is given once."""
 
     def pending(self) -> bool:
         """Whether some event still waits for a step."""
@@ -118,6 +133,10 @@ class Direct:
         """Tell the runtime at once."""
         self.bridge.submit(event)
 
+    def offer(self, offered: Offered, producer: Ranks) -> None:
+        """One rank is served by all of the producer's."""
+        self.bridge.submit(offered)
+
     def take(self) -> list[Report]:
         """What was reported since the last call; the bridge bounds it, the rest comes next time."""
         return self.bridge.take()
@@ -128,6 +147,10 @@ class Direct:
 
     def outgoing(self) -> tuple[EngineEvent, ...]:
         """Nothing: it was all told at once."""
+        return ()
+
+    def said(self) -> tuple[Said, ...]:
+        """Nothing: there is one rank."""
         return ()
 
     def pending(self) -> bool:
@@ -148,9 +171,13 @@ class Relay:
         """Tell the runtime with the next step."""
         self._outbox.append(event)
 
-    def receive(self, reports: tuple[Report, ...]) -> None:
+    def offer(self, offered: Offered, producer: Ranks) -> None:
+        """One rank is served by all of the producer's."""
+        self._outbox.append(offered)
+
+    def receive(self, reports: tuple[tuple[int, Report], ...]) -> None:
         """Reports came with a step's output."""
-        self._inbox.extend(reports)
+        self._inbox.extend(report for _, report in reports)
 
     def take(self) -> list[Report]:
         """What came since the last call."""
@@ -161,6 +188,54 @@ class Relay:
         """The events of this step."""
         if not self._outbox:
             return ()
+        taken, self._outbox = tuple(self._outbox), []
+        return taken
+
+    def said(self) -> tuple[Said, ...]:
+        """Nothing: there is one rank."""
+        return ()
+
+    def pending(self) -> bool:
+        """Whether events wait: then the engine must step once more, and no longer."""
+        return bool(self._outbox)
+
+
+@define
+class RankedRelay:
+    """Several ranks, each in a process of its own, as one (R12); otherwise a `Relay`."""
+
+    fold: RankFold
+    _outbox: list[Said] = field(factory=list)
+    _inbox: list[Report] = field(factory=list)
+
+    relayed = True
+
+    def submit(self, event: EngineEvent) -> None:
+        """Tell every rank with the next step."""
+        self._outbox.extend(self.fold.say(event))
+
+    def offer(self, offered: Offered, producer: Ranks) -> None:
+        """Tell every rank its part with the next step."""
+        self._outbox.extend(self.fold.offer(offered, producer))
+
+    def receive(self, reports: tuple[tuple[int, Report], ...]) -> None:
+        """Reports came with a step's output."""
+        for rank, report in reports:
+            heard = self.fold.hear(rank, report)
+            self._inbox.extend(heard.reports)
+            self._outbox.extend(heard.events)
+
+    def take(self) -> list[Report]:
+        """What came since the last call."""
+        taken, self._inbox = self._inbox, []
+        return taken
+
+    def outgoing(self) -> tuple[EngineEvent, ...]:
+        """Nothing that all ranks hear alike."""
+        return ()
+
+    def said(self) -> tuple[Said, ...]:
+        """The events of this step, each with its rank."""
         taken, self._outbox = tuple(self._outbox), []
         return taken
 

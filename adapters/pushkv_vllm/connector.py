@@ -21,7 +21,7 @@ from .channel import Endpoint, StepMetadata, StepReports
 from .config import read_options
 from .scheduler import SchedulerHalf, Shape
 from .stepping import Alarm
-from .worker import WorkerHalf
+from .worker import WorkerHalf, engine_ranks
 
 if TYPE_CHECKING:
     import torch
@@ -37,9 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PushKVConnector"]
 
-PARALLEL_SIZES = (
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
+UNSERVED_SIZES = (
     "decode_context_parallel_size",
     "prefill_context_parallel_size",
 )
@@ -82,6 +80,7 @@ class PushKVConnector(KVConnectorBase_V1, SupportsHMA):
             ),
             block_count=kv_cache_config.num_blocks,
             randomized=not envs.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION,
+            ranks=engine_ranks(self._vllm_config),
             steps_ahead=self._vllm_config.max_concurrent_batches,
         )
 
@@ -106,11 +105,12 @@ class PushKVConnector(KVConnectorBase_V1, SupportsHMA):
         """Blocks are pinned here, apart from their requests."""
         self._scheduler.bind_pool(gpu_block_pool)
 
-    def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
-        """Learn where the runtime of the one rank listens."""
-        for endpoint in metadata.values():
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        """Learn where the runtimes listen, by pipeline and tensor parallel rank."""
+        endpoints = [endpoint for _, endpoint in sorted(metadata.items())]
+        for endpoint in endpoints:
             assert isinstance(endpoint, Endpoint), f"{endpoint!r} is not from PushKVConnector"
-            self._scheduler.meet(endpoint)
+        self._scheduler.meet(endpoints)
 
     def on_new_request(self, request: Request) -> None:
         """Read the request's parameters; announce a prefill."""
@@ -171,7 +171,7 @@ class PushKVConnector(KVConnectorBase_V1, SupportsHMA):
         """Submit what the scheduler half sent with this step, before it computes anything."""
         super().bind_connector_metadata(connector_metadata)
         assert isinstance(connector_metadata, StepMetadata)
-        self._worker.submit(connector_metadata.commands)
+        self._worker.submit(connector_metadata)
 
     def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
         """Nothing: KV comes between steps."""
@@ -219,10 +219,10 @@ class PushKVConnector(KVConnectorBase_V1, SupportsHMA):
 def _refuse_unserved(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> None:
     """Refuse, loudly and at start, what would otherwise go wrong silently."""
     parallel = vllm_config.parallel_config
-    for name in PARALLEL_SIZES:
+    for name in UNSERVED_SIZES:
         size = getattr(parallel, name, 1)
         if size != 1:
-            raise ConfigurationError(name, size, "1: one rank per engine in this version of pushkv")
+            raise ConfigurationError(name, size, "1 in this version of pushkv")
     lookahead = getattr(vllm_config, "num_prefill_lookahead_tokens", 0)
     if lookahead > 1:
         raise ConfigurationError(

@@ -36,7 +36,7 @@ from collections import Counter
 from collections.abc import Iterable
 from enum import StrEnum
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from pushkv.core.effects import (
     BlocksReleased,
@@ -47,6 +47,7 @@ from pushkv.core.effects import (
 )
 from pushkv.core.events import Offered
 from pushkv.core.ids import TransferId
+from pushkv.rank_plan import Ranks
 
 __all__ = ["Due", "Entry", "Ledger", "Parting", "Phase"]
 
@@ -76,6 +77,7 @@ class Entry:
     """One request that receives its KV cache.
 
     Attributes:
+        ranks: The producer's; rank r listens at the port of `producer` + r.
         offer: The last attempt, once there was one.
         released: Nothing can write into the blocks of `offer` any more.
         failures: Attempts that failed.
@@ -90,6 +92,15 @@ class Entry:
     offer: Offered | None = None
     released: bool = False
     failures: int = 0
+    ranks: Ranks = Ranks()  # noqa: RUF009  - frozen
+
+    @property
+    def producers(self) -> tuple[ProducerAddress, ...]:
+        """The addresses of all ranks of the producer."""
+        first = self.producer
+        return tuple(
+            evolve(first, port=first.port + rank, rank=rank) for rank in range(self.ranks.count)
+        )
 
 
 @frozen

@@ -12,11 +12,14 @@ from collections.abc import Mapping
 from attrs import frozen
 
 from pushkv.core.errors import RemoteProtocolError
+from pushkv.rank_plan import Ranks
 
 __all__ = ["ConsumerLeg", "ProducerLeg", "read_params"]
 
 NAME_LENGTH_MOST = 400
 """Characters of an id; what is derived from it must still fit into a message."""
+SIZE_MOST = 64
+"""Ranks of a producer's tensor or pipeline parallel group."""
 HOST_LENGTH_MOST = 253
 """Characters of a host name (RFC 1035)."""
 
@@ -42,6 +45,7 @@ class ConsumerLeg:
         engine: The engine id expected there; "" for whoever answers.
         transfer_id: The name of the hand-over, from the router or from the producer's response.
         request_id: The router's request id (`remote_request_id`), which the producer's own holds.
+        ranks: The producer's ranks; rank r listens at `port` + r.
     """
 
     host: str
@@ -49,6 +53,7 @@ class ConsumerLeg:
     engine: str
     transfer_id: str | None
     request_id: str | None
+    ranks: Ranks = Ranks()  # noqa: RUF009  - frozen
 
 
 def read_params(params: object) -> ProducerLeg | ConsumerLeg | None:
@@ -69,7 +74,7 @@ def read_params(params: object) -> ProducerLeg | ConsumerLeg | None:
         return ProducerLeg(_name(params, "transfer_id"))
     if not prefill:
         return None
-    _equal_geometry(params)
+    ranks = _ranks(params)
     transfer, request = _name(params, "transfer_id"), _name(params, "remote_request_id")
     if transfer is None and request is None:
         raise RemoteProtocolError("transfer_id", None, "a string, or remote_request_id instead")
@@ -77,7 +82,8 @@ def read_params(params: object) -> ProducerLeg | ConsumerLeg | None:
     if host is None:
         raise RemoteProtocolError("remote_host", None, "the producer's host name or address")
     engine = _name(params, "remote_engine_id")
-    return ConsumerLeg(host, _port(params), engine or "", transfer, request)
+    port = _port(params, ranks.count)
+    return ConsumerLeg(host, port, engine or "", transfer, request, ranks)
 
 
 def _flag(params: Mapping[object, object], key: str) -> bool:
@@ -96,21 +102,27 @@ def _name(params: Mapping[object, object], key: str, most: int = NAME_LENGTH_MOS
     raise RemoteProtocolError(key, _shown(value), f"a string of 1 to {most} printable characters")
 
 
-def _port(params: Mapping[object, object]) -> int:
+def _port(params: Mapping[object, object], ranks: int) -> int:
     value = params.get("remote_port")
     if isinstance(value, str) and len(value) <= 5 and value.isascii() and value.isdigit():
         value = int(value)
-    if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 65_536:
+    most = 65_536 - ranks
+    if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most:
         return value
-    raise RemoteProtocolError("remote_port", _shown(value), "an integer from 1 to 65535")
+    raise RemoteProtocolError("remote_port", _shown(value), f"an integer from 1 to {most}")
 
 
-def _equal_geometry(params: Mapping[object, object]) -> None:
-    """Refuse a producer of several ranks: both sides have one rank in this version."""
-    for key in ("tp_size", "pp_size", "dcp_size"):
+def _ranks(params: Mapping[object, object]) -> Ranks:
+    """The producer's ranks; one where nothing is said."""
+    sizes = []
+    for key, most in (("tp_size", SIZE_MOST), ("pp_size", SIZE_MOST), ("dcp_size", 1)):
         value = params.get(key)
-        if value is not None and (isinstance(value, bool) or value != 1):
-            raise RemoteProtocolError(key, _shown(value), "1, as at this engine")
+        if value is None:
+            value = 1
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise RemoteProtocolError(key, _shown(value), f"an integer from 1 to {most}")
+        sizes.append(value)
+    return Ranks(sizes[0], sizes[1])
 
 
 def _shown(value: object) -> str:

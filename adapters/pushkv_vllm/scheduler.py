@@ -36,12 +36,23 @@ from pushkv.core.effects import (
     SourceReleased,
     SourceYielded,
 )
-from pushkv.core.errors import RemoteProtocolError
+from pushkv.core.errors import ConfigurationError, RemoteProtocolError
 from pushkv.core.events import Arrived, Cancelled, EngineEvent, Offered
 from pushkv.core.ids import Blocks, TransferId, block_count
+from pushkv.fold import RankFold
+from pushkv.rank_plan import RankPlan, Ranks
 
 from .blocks import Admission, BlockPool, Pins, admit
-from .channel import Channel, Direct, Endpoint, Relay, StepMetadata, StepReports, find_runtime
+from .channel import (
+    Channel,
+    Direct,
+    Endpoint,
+    RankedRelay,
+    Relay,
+    StepMetadata,
+    StepReports,
+    find_runtime,
+)
 from .config import Options
 from .identity import RequestName, prompt_digest, read_name, transfer_id
 from .ledger import Entry, Ledger, Parting, Phase
@@ -68,6 +79,7 @@ class Shape:
         block_count: Blocks in the pool.
         randomized: Whether vLLM appends random digits to request ids.
         steps_ahead: How many steps may be under way at once.
+        ranks: The engine's ranks.
     """
 
     produces: bool
@@ -77,6 +89,7 @@ class Shape:
     block_count: int
     randomized: bool
     steps_ahead: int = 1
+    ranks: Ranks = Ranks()  # noqa: RUF009  - frozen
 
 
 class SchedulerHalf:
@@ -112,9 +125,12 @@ class SchedulerHalf:
         self._destinations = Pins(pool)
         self.prefills.bind_pool(pool)
 
-    def meet(self, endpoint: Endpoint) -> None:
-        """The worker's runtime runs; before the first request."""
-        self._endpoint = endpoint
+    def meet(self, endpoints: Sequence[Endpoint]) -> None:
+        """The runtimes of all ranks run; before the first request."""
+        self._endpoint = endpoint = endpoints[0]
+        if len(endpoints) > 1:
+            self.channel = RankedRelay(RankFold(endpoint.heads, self.shape.ranks))
+            return
         local = find_runtime(endpoint.incarnation)
         if local is not None:
             self.counts = local.counters
@@ -177,6 +193,7 @@ class SchedulerHalf:
             raise RemoteProtocolError("do_remote_prefill", True, "false at a kv_producer")
         if request.resumable:
             raise RemoteProtocolError("do_remote_prefill", True, "false for a streaming prompt")
+        self._check_ranks(leg.ranks)
         own = read_name(request.request_id, randomized=self.shape.randomized)
         name = RequestName(leg.request_id or own.base, own.prompt, own.sample)
         digest = prompt_digest(request)
@@ -188,10 +205,20 @@ class SchedulerHalf:
                 request_id=request.request_id,
                 transfer=transfer,
                 producer=ProducerAddress(leg.host, leg.port, engine=leg.engine),
+                ranks=leg.ranks,
                 digest=digest,
                 tokens=request.num_prompt_tokens,
             )
         )
+
+    def _check_ranks(self, producer: Ranks) -> None:
+        """What a client says of a producer must be possible; whether it is true shows at HELLO."""
+        if self._endpoint is None:
+            return
+        try:
+            RankPlan(self._endpoint.heads, producer, self.shape.ranks).producers_of(0)
+        except ConfigurationError as error:
+            raise RemoteProtocolError("tp_size", producer.tensor, str(error)) from error
 
     # -- requests are scheduled
 
@@ -256,7 +283,7 @@ class SchedulerHalf:
         offer = Offered(
             transfer=entry.transfer,
             attempt=self.ledger.number(),
-            producers=(entry.producer,),
+            producers=entry.producers,
             blocks=blocks,
             start=start,
             end=entry.tokens,
@@ -268,7 +295,7 @@ class SchedulerHalf:
         self.destinations.pin(
             offer.attempt, (pool.blocks[number] for group in blocks for number in group)
         )
-        self.channel.submit(offer)
+        self.channel.offer(offer, entry.ranks)
 
     def _offer_again(self, entry: Entry) -> None:
         """After a backoff: on the same blocks, which are still the request's, if that is safe."""
@@ -281,17 +308,16 @@ class SchedulerHalf:
 
     def _decline(self, entry: Entry) -> None:
         """Ask for no tokens at all: else the producer holds them until its time is over."""
-        self.channel.submit(
-            Offered(
-                transfer=entry.transfer,
-                attempt=self.ledger.number(),
-                producers=(entry.producer,),
-                blocks=tuple(() for _ in self.shape.groups),
-                start=entry.tokens,
-                end=entry.tokens,
-                prompt_digest=entry.digest,
-            )
+        nothing = Offered(
+            transfer=entry.transfer,
+            attempt=self.ledger.number(),
+            producers=entry.producers,
+            blocks=tuple(() for _ in self.shape.groups),
+            start=entry.tokens,
+            end=entry.tokens,
+            prompt_digest=entry.digest,
         )
+        self.channel.offer(nothing, entry.ranks)
 
     def step_metadata(self, output: Any) -> StepMetadata:
         """What the workers get with the step that vLLM's `SchedulerOutput` describes."""
@@ -301,7 +327,9 @@ class SchedulerHalf:
             self._pause(self.alarm, output.total_num_scheduled_tokens)
         due = self.ledger.drain()
         channel = self.channel
-        return StepMetadata(channel.outgoing(), due.finished, due.failed, channel.relayed, number)
+        return StepMetadata(
+            channel.outgoing(), due.finished, due.failed, channel.relayed, number, channel.said()
+        )
 
     def _pause(self, alarm: Alarm, scheduled_tokens: int) -> None:
         """Wait a little for reports in a step that has nothing to do, as those before had not."""
@@ -315,7 +343,7 @@ class SchedulerHalf:
         """What a step's output brought from the workers."""
         if not isinstance(reports, StepReports):
             return
-        if isinstance(self.channel, Relay):
+        if isinstance(self.channel, Relay | RankedRelay):
             self.channel.receive(reports.reports)
             self.take_reports()
         self.prefills.over(reports.number)
@@ -364,8 +392,8 @@ class SchedulerHalf:
             "remote_host": endpoint.host,
             "remote_port": endpoint.port,
             "remote_num_tokens": request.num_prompt_tokens,
-            "tp_size": 1,
-            "pp_size": 1,
+            "tp_size": self.shape.ranks.tensor,
+            "pp_size": self.shape.ranks.pipeline,
             "transfer_id": prefill.given,
         }
         if self.options.advertise_push:

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping
-from math import prod
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
 from pushkv.core.errors import ConfigurationError, LocalProtocolError
-from pushkv.core.events import EngineEvent
-from pushkv.core.ids import EngineId
-from pushkv.layout import CacheGroup, CacheLayout, CacheRegion
+from pushkv.core.ids import EngineId, Incarnation
+from pushkv.rank_plan import Ranks
 
 from . import CORES
 from .channel import Endpoint, StepMetadata, StepReports, publish, withdraw
 from .config import Options
+from .geometry import Engine, cache_layout
 from .identity import model_identity
 from .log import join, logger
 
 if TYPE_CHECKING:
     from pushkv.runtime import Runtime
 
-__all__ = ["WorkerHalf", "cache_layout"]
+__all__ = ["WorkerHalf", "engine_ranks"]
 
 EVERY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104  - recognized, not listened on
 
@@ -43,6 +42,7 @@ class WorkerHalf:
     def __init__(self, options: Options, vllm_config: Any, kv_cache_config: Any) -> None:
         self.options = options
         self.endpoint: Endpoint | None = None
+        self.rank = 0
         self._vllm_config = vllm_config
         self._kv_cache_config = kv_cache_config
         self._runtime: Runtime | None = None
@@ -67,7 +67,13 @@ class WorkerHalf:
 
         join()
         config, options = self._vllm_config, self.options
-        layout = cache_layout(self._kv_cache_config, kv_caches)
+        ranks, rank = engine_ranks(config), 0
+        incarnation = new_incarnation()
+        if ranks.count > 1:
+            rank, incarnation = _agree(incarnation)
+            if not options.port and config.kv_transfer_config.is_kv_producer:
+                raise ConfigurationError("port", 0, "a port: rank r listens at port + r")
+        layout = cache_layout(self._kv_cache_config, kv_caches, Engine(config, ranks, rank))
         blocks = self._kv_cache_config.num_blocks
         policy = evolve(
             options.policy,
@@ -75,14 +81,13 @@ class WorkerHalf:
             pinned_blocks=options.pinned_blocks(blocks),
         )
         engine = EngineId(config.kv_transfer_config.engine_id)
-        incarnation = new_incarnation()
         runtime = Runtime(
             RuntimeConfig(
                 engine=engine,
                 incarnation=incarnation,
-                rank=0,
+                rank=rank,
                 listen_host=options.listen_host,
-                listen_port=self._port(options.port),
+                listen_port=self._port(options.port, rank, ranks),
                 advertise_host=_advertised(options),
                 credentials=options.credentials,
                 plaintext=options.plaintext,
@@ -91,37 +96,44 @@ class WorkerHalf:
                 policy=policy,
                 cores=CORES,
                 is_gone=options.is_gone,
-                trace_path=options.trace_path,
+                trace_path=_of_rank(options.trace_path, rank, ranks),
             ),
             load_transport(options.transport, options.transport_options),
         )
-        self._serve_metrics(runtime, engine)
+        self._serve_metrics(runtime, engine, rank, ranks)
         runtime.start()
         host, port = runtime.address
         self._runtime, self._kv_caches = runtime, kv_caches
-        self.endpoint = Endpoint(engine, incarnation, host, port)
-        publish(incarnation, runtime.bridge, runtime.counters)
+        self.rank = rank
+        self.endpoint = Endpoint(engine, incarnation, host, port, layout.heads)
+        if ranks.count == 1:
+            publish(incarnation, runtime.bridge, runtime.counters)
         logger.info("pushkv: engine %s listens on %s:%d", engine, host, port)
 
-    def _serve_metrics(self, runtime: Runtime, engine: EngineId) -> None:
-        port = self._port(self.options.metrics_port)
+    def _serve_metrics(self, runtime: Runtime, engine: EngineId, rank: int, ranks: Ranks) -> None:
+        port = self._port(self.options.metrics_port, rank, ranks)
         if port:
             from pushkv.observe.metrics import RuntimeCollector, serve_metrics
 
-            collector = RuntimeCollector(runtime, engine, rank=0)
+            collector = RuntimeCollector(runtime, engine, rank=rank)
             self._end_metrics = serve_metrics(collector, self.options.listen_host, port)
 
-    def _port(self, port: int) -> int:
-        return port + self._vllm_config.parallel_config.data_parallel_index if port else 0
+    def _port(self, port: int, rank: int, ranks: Ranks) -> int:
+        engine = self._vllm_config.parallel_config.data_parallel_index
+        return port + engine * ranks.count + rank if port else 0
 
-    def submit(self, events: Iterable[EngineEvent]) -> None:
+    def submit(self, metadata: StepMetadata) -> None:
         """Hand the runtime what the scheduler half sent with a step."""
-        for event in events:
+        for event in metadata.commands:
             self._running.bridge.submit(event)
+        for rank, event in metadata.said:
+            if rank == self.rank:
+                self._running.bridge.submit(event)
 
     def step_over(self, metadata: StepMetadata) -> StepReports | None:
         """What the scheduler half asked to be told of this step."""
-        reports = tuple(self._running.bridge.take()) if metadata.relayed else ()
+        taken = self._running.bridge.take() if metadata.relayed else []
+        reports = tuple((self.rank, each) for each in taken)
         return StepReports(reports, metadata.number) if reports or metadata.number else None
 
     @property
@@ -154,60 +166,25 @@ def _advertised(options: Options) -> str:
     return str(get_ip())
 
 
-def cache_layout(kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> CacheLayout:
-    """The geometry of an engine's KV cache.
-
-    vLLM gives each layer a view of shape (blocks, ...) whose blocks are dense, at one stride. A
-    backend may cut a block of the scheduler into several of its own; these follow one another.
-
-    Args:
-        kv_cache_config: The engine's `KVCacheConfig`.
-        kv_caches: Tensor of each layer.
-
-    Raises:
-        ConfigurationError: The blocks of a layer are not dense.
-    """
-    count = kv_cache_config.num_blocks
-    groups, shapes, dtypes = [], set(), set()
-    for group in kv_cache_config.transfer_groups:
-        regions: dict[int, CacheRegion] = {}  # layers that share a cache have one
-        for name in sorted((name for name in group.layer_names if name in kv_caches), key=_order):
-            cache = kv_caches[name]
-            region = _region(name, cache, count)
-            regions.setdefault(region.address, region)
-            shapes.add("x".join(map(str, cache.shape[1:])))
-            dtypes.add(str(cache.dtype).removeprefix("torch."))
-        groups.append(CacheGroup(group.kv_cache_spec.block_size, tuple(regions.values())))
-    axes = kv_cache_config.kv_cache_layout or "unnamed"
-    return CacheLayout(
-        groups=tuple(groups),
-        dtype="+".join(sorted(dtypes)),
-        kv_layout=f"{axes} {'+'.join(sorted(shapes))}"[:64],
-    )
+def engine_ranks(config: Any) -> Ranks:
+    """The ranks of an engine with this `VllmConfig`."""
+    parallel = config.parallel_config
+    return Ranks(parallel.tensor_parallel_size, getattr(parallel, "pipeline_parallel_size", 1))
 
 
-def _region(name: str, cache: Any, count: int) -> CacheRegion:
-    parts = cache.shape[0] // count
-    item_bytes = cache.element_size()
-    block_bytes = prod(cache.shape[1:]) * item_bytes
-    stride_bytes = cache.stride(0) * item_bytes
-    dense = cache[0].is_contiguous() and (parts == 1 or stride_bytes == block_bytes)
-    if cache.shape[0] != parts * count or not dense:
-        raise ConfigurationError(
-            f"KV cache of {name}",
-            f"shape {tuple(cache.shape)}, strides {cache.stride()}",
-            f"{count} dense blocks; set VLLM_KV_CACHE_LAYOUT to a layer-compact layout",
-        )
-    device = -1 if cache.device.type == "cpu" else (cache.device.index or 0)
-    return CacheRegion(
-        address=cache.data_ptr(),
-        block_bytes=block_bytes * parts,
-        block_count=count,
-        device=device,
-        block_stride_bytes=stride_bytes * parts,
-    )
+def _agree(incarnation: Incarnation) -> tuple[int, Incarnation]:
+    """This worker's rank, and one incarnation for all workers: the first one's."""
+    from vllm.distributed import get_pp_group, get_tp_group
+
+    stages, group = get_pp_group(), get_tp_group()
+    incarnation = group.broadcast_object(incarnation, src=0)
+    if stages.world_size > 1:
+        incarnation = stages.broadcast_object(incarnation, src=0)
+    return stages.rank_in_group * group.world_size + group.rank_in_group, incarnation
 
 
-def _order(name: str) -> list[tuple[int, str]]:
-    """Layers by number, so that layer 2 comes before layer 10 at both engines."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+def _of_rank(path: Path | None, rank: int, ranks: Ranks) -> Path | None:
+    """A file for each rank."""
+    if path is None or ranks.count == 1:
+        return path
+    return path.with_name(f"{path.stem}.{rank}{path.suffix}")

@@ -18,6 +18,7 @@ byte has exactly one writer:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from attrs import frozen
 
@@ -97,7 +98,7 @@ class RankPlan:
         """
         tensor_rank = consumer_rank % self.consumer.tensor
         stage = range(self.producer.tensor)
-        serving = [rank for rank in stage if tensor_rank in self._served_by(rank)]
+        serving = [rank for rank in stage if tensor_rank in _served(self, rank)]
         return tuple(
             first + rank
             for first in range(0, self.producer.count, self.producer.tensor)
@@ -110,15 +111,19 @@ class RankPlan:
         Raises:
             ConfigurationError: These engines cannot be mapped; names why.
         """
-        served = self._served_by(producer_rank % self.producer.tensor)
+        served = _served(self, producer_rank % self.producer.tensor)
         return tuple(
             first + rank
             for first in range(0, self.consumer.count, self.consumer.tensor)
             for rank in served
         )
 
-    def _served_by(self, rank: int) -> Sequence[int]:
-        """The tensor-parallel ranks of the consumer that one of the producer's serves."""
+    def served(self, rank: int) -> Sequence[int]:
+        """The tensor-parallel ranks of the consumer that one of the producer's serves.
+
+        Raises:
+            ConfigurationError: These engines cannot be mapped; names why.
+        """
         sizes = self.producer.tensor, self.consumer.tensor
         if NO_HEADS in self.heads and sizes[0] != sizes[1]:
             raise ConfigurationError(
@@ -135,3 +140,8 @@ class RankPlan:
             else len(heads_written(total, sizes[0], rank, sizes[1], other)) > 0
             for total in self.heads
         )
+
+
+@lru_cache(maxsize=4_096)
+def _served(plan: RankPlan, rank: int) -> Sequence[int]:
+    return plan.served(rank)

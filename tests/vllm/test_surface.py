@@ -28,7 +28,7 @@ from vllm.v1.kv_cache_interface import (
 
 from pushkv.core.errors import ConfigurationError
 from pushkv_vllm import PushKVConnector, register
-from pushkv_vllm.worker import cache_layout
+from pushkv_vllm.geometry import cache_layout
 
 pytestmark = pytest.mark.vllm
 
@@ -101,10 +101,10 @@ def test_an_unknown_option_stops_the_engine_at_start(role: KVConnectorRole) -> N
 
 
 @pytest.mark.parametrize("role", list(KVConnectorRole))
-def test_several_ranks_are_refused_at_start(role: KVConnectorRole) -> None:
+def test_ranks_that_share_a_sequence_are_refused_at_start(role: KVConnectorRole) -> None:
     config = vllm_config()
-    config.parallel_config = SimpleNamespace(tensor_parallel_size=2)
-    with pytest.raises(ConfigurationError, match="tensor_parallel_size = 2"):
+    config.parallel_config = SimpleNamespace(decode_context_parallel_size=2)
+    with pytest.raises(ConfigurationError, match="decode_context_parallel_size = 2"):
         PushKVConnector(config, role, kv_cache_config())
 
 
