@@ -39,10 +39,10 @@ async def one_vllm_run(fleet: Fleet, fault: str, seed: int) -> Row:
     await scene.telling.begin()
     try:
         await FAULTS[fault].happens(scene)
-    except ServerError:
+    except* ServerError:
         raise  # an engine that the fault killed could not be started again
-    except Exception as error:  # noqa: BLE001 - whatever a fault does to a fleet is a result
-        notes.append(f"the run ended early: {error!r}"[:200])
+    except* Exception as errors:  # noqa: BLE001 - whatever a fault does to a fleet is a result
+        notes.append(f"the run ended early: {errors.exceptions[0]!r}"[:200])
         scene.asked.append(("", Answer()))
     right = wrong = answered = 0
     for prompt, answer in scene.asked:

@@ -26,6 +26,8 @@ BLOCKS = 48
 """Of 128 tokens each: three long prompts fill a decode engine."""
 MAX_MODEL_LEN = 2_048
 PROBE_S = 10.0
+START_S = 600.0
+"""Within which an engine must answer; four at once take minutes on two cores that others use."""
 STOP_S = 60.0
 """Within which an engine must end that was told to."""
 
@@ -150,6 +152,7 @@ class Fleet:
                 "VLLM_LOGGING_CONFIG_PATH": str(logging_config(self._logs)),
             },
         )
+        spec = evolve(spec, start_timeout_s=START_S)
         stack = contextlib.ExitStack()
         child = stack.enter_context(launched(spec, self._logs / f"{self._lives}"))
         self._engines[name] = _Engine(spec, control, metrics, child, stack)

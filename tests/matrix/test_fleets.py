@@ -6,9 +6,11 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import anyio
 import pytest
 from tests.matrix import __main__ as matrix
 from tests.matrix.rows import Row, Rows
+from tests.matrix.vllm_faults import FAULTS as FAULTS_THERE_ARE
 
 from pushkv.demo.supervise import ServerError
 from pushkv.demo.systems import PUSHKV
@@ -66,3 +68,32 @@ async def test_it_ends_where_no_fleet_can_be_started(
         await run(tmp_path)
     assert starts.fleets == 3
     assert Rows(tmp_path / "faults.json").runs(FAULTS[0], "pushkv") == 2
+
+
+class Refuses:
+    """A fleet whose engine cannot be started again, in the middle of a fault."""
+
+    system = PUSHKV
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    async def happens(self, scene: object) -> None:
+        async with anyio.create_task_group():
+            raise self._error
+
+
+class Tells:
+    def __init__(self, fleet: object) -> None: ...
+    async def begin(self) -> None: ...
+
+
+@pytest.mark.asyncio
+async def test_an_engine_that_cannot_be_started_again_amid_a_fault_is_no_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refuses = Refuses(ServerError("prefill", "died while starting", Path("none")))
+    monkeypatch.setitem(FAULTS_THERE_ARE, "refuses", refuses)
+    monkeypatch.setattr(matrix, "Telling", Tells)
+    with pytest.RaisesGroup(ServerError, flatten_subgroups=True):
+        await matrix.one_vllm_run(refuses, "refuses", 1)  # type: ignore[arg-type]
