@@ -136,6 +136,20 @@ def test_prompts_share_the_tokens_of_the_blocks_they_share() -> None:
     assert max(one) <= 1023
 
 
+@given(cells, st.integers(0, 99))
+def test_what_warms_up_shares_the_prefix_and_nothing_else(cell: Cell, seed: int) -> None:
+    (requests,) = split(generate(cell, 6, seed), 1)
+    prefix = cell.shared // BLOCK_TOKENS
+    seen = {each for one in requests for each in one.hash_ids}
+    for serial, one in enumerate(requests):
+        new = one.with_new_blocks(cell.shared, serial)
+        assert new.hash_ids[:prefix] == one.hash_ids[:prefix]
+        assert (len(new.hash_ids), new.prompt_tokens) == (len(one.hash_ids), one.prompt_tokens)
+        assert seen.isdisjoint(new.hash_ids[prefix:])
+        assert new.leaves_after is None
+        seen.update(new.hash_ids)
+
+
 @pytest.mark.parametrize(
     ("text", "prompt", "qps", "shared"),
     [

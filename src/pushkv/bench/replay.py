@@ -36,7 +36,6 @@ __all__ = ["Load", "Settings", "run_bench"]
 LOWEST_TOKEN, HIGHEST_TOKEN = 3, ENGINE_MODEL.words - 1
 CONCURRENT = ("push", "pushkv")
 WARM_UPS = 2
-PREFILLS_PER_ROUND = 3
 SETTLE_S = 0.3
 KEEPALIVE_S = 2.0
 EXPECTED_S_PER_TOKEN = 0.03
@@ -193,6 +192,7 @@ class _Bench:
             for mode in {*settings.modes, "mono"}
         }
         self._fresh = itertools.count()
+        self._prefixed: set[str] = set()
 
     async def run(self) -> Results:
         settings = self._settings
@@ -246,9 +246,10 @@ class _Bench:
             for at, mode in enumerate(modes[first:] + modes[:first]):
                 done = turn * len(modes) + at
                 self._tell(f"{cell.title}: {mode}", done, settings.rounds * len(modes))
-                await self._alone(mode, _unseen(requests[0], next(self._fresh)), f"{number}/{mode}")
+                like = requests[at % len(requests)]
+                prefills.append(await self._prefill_only(number, like))
+                await self._alone(mode, self._new(like, cell.shared), f"{number}/{mode}")
                 await self._phase(mode, requests, f"{number}/{mode}", phases[mode])
-            prefills += await self._prefill_only(number, requests)
         self._tell(cell.title, 1, 1)
         return prefills, phases
 
@@ -289,20 +290,23 @@ class _Bench:
             spent = now.since(before[name])
             phase.spent[name] = phase.spent[name].plus(spent) if name in phase.spent else spent
 
-    async def _prefill_only(self, number: int, requests: Sequence[Request]) -> list[float]:
-        """TTFT of such prompts with one output token, one at a time, at the monolithic engine."""
-        salt = f"{number}/prefill-only"
-        await self._alone("mono", _unseen(requests[0], next(self._fresh)), salt)
-        found = []
-        for one in requests[:PREFILLS_PER_ROUND]:
-            prompt = one.token_ids(salt, LOWEST_TOKEN, HIGHEST_TOKEN)
-            answer = await self._routers["mono"].ask(
-                prompt, 1, perf_counter(), timeout_s=self._settings.timeout_s
-            )
-            if not answer.completed:
-                raise PushKVError(f"the monolithic engine failed alone: {answer.failure}")
-            found.append(answer.ttft_s)
-        return found
+    async def _prefill_only(self, number: int, like: Request) -> float:
+        """TTFT of such a prompt with one output token, alone, at the monolithic engine."""
+        salt, shared = f"{number}/prefill-only", self._settings.loads[number].cell.shared
+        if salt not in self._prefixed:
+            await self._alone("mono", self._new(like, shared), salt)
+            self._prefixed.add(salt)
+        prompt = self._new(like, shared).token_ids(salt, LOWEST_TOKEN, HIGHEST_TOKEN)
+        answer = await self._routers["mono"].ask(
+            prompt, 1, perf_counter(), timeout_s=self._settings.timeout_s
+        )
+        if not answer.completed:
+            raise PushKVError(f"the monolithic engine failed alone: {answer.failure}")
+        return answer.ttft_s
+
+    def _new(self, like: Request, shared: int) -> Request:
+        """One more request of that length, which shares the cell's prefix and nothing else."""
+        return like.with_new_blocks(shared, next(self._fresh))
 
     async def _alone(self, mode: str, one: Request, salt: str) -> None:
         """A request that is not counted: connections are made, and a shared prefix is cached."""
@@ -416,18 +420,6 @@ class _Bench:
 def _gaps(answers: Sequence[Answer]) -> Percentiles | None:
     return percentiles(
         [later - one for each in answers for one, later in itertools.pairwise(each.token_at)]
-    )
-
-
-def _unseen(like: Request, number: int) -> Request:
-    """A request of the same length whose last block nobody has seen, to warm up with."""
-    last = 1_000_000_000 + number
-    return Request(
-        0.0,
-        (*like.hash_ids[:-1], last),
-        like.prompt_tokens,
-        like.output_tokens,
-        like.block_tokens,
     )
 
 

@@ -21,6 +21,8 @@ __all__ = ["Cell", "Lengths", "Request", "generate", "parse_cell", "parse_length
 BLOCK_TOKENS = 128
 """Tokens per hash id of a generated trace: vLLM's block on CPUs, so that a prefix of so many ids is
 one that vLLM can share."""
+FIRST_NEW_ID = 1 << 40
+MOST_BLOCKS = 1 << 20
 CANCEL_AFTER = (0.1, 1.5)
 """A client that leaves does so after this share of the time that a request is expected to take."""
 
@@ -131,6 +133,16 @@ class Request:
             chance = random.Random(f"{salt}/{each}")  # noqa: S311 - repeatable by intent
             tokens += chance.choices(range(lowest, highest + 1), k=self.block_tokens)
         return tokens[: self.prompt_tokens]
+
+    def with_new_blocks(self, shared: int, serial: int) -> Request:
+        """A request at once, of these lengths, with `shared` tokens of this prompt and new ones.
+
+        Different serial numbers give different blocks, all of them unlike those of a workload.
+        """
+        kept = self.hash_ids[: shared // self.block_tokens]
+        first = FIRST_NEW_ID + serial * MOST_BLOCKS
+        own = range(first, first + len(self.hash_ids) - len(kept))
+        return evolve(self, arrival_s=0.0, hash_ids=(*kept, *own), leaves_after=None)
 
 
 def parse_lengths(text: str) -> Lengths:
