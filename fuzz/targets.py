@@ -14,7 +14,7 @@ from pushkv import wire
 from pushkv.block_map import block_map
 from pushkv.core.errors import PushKVError, RemoteProtocolError
 from pushkv.core.messages import Message
-from pushkv.layout import CacheGroup, CacheLayout, CacheRegion, split_memory
+from pushkv.layout import CacheGroup, CacheLayout, CacheRegion, Cells, split_memory
 from pushkv.transport import Region
 from pushkv_nixl import _codec as nixl
 from pushkv_nixl._metadata import check_metadata
@@ -27,6 +27,13 @@ __all__ = ["TARGETS"]
 
 LOCAL = CacheLayout(
     groups=(CacheGroup(16, (CacheRegion(1 << 20, 256, 64), CacheRegion(1 << 30, 256, 64))),),
+    dtype="uint8",
+    kv_layout="any",
+)
+
+
+LOCAL_CELLS = CacheLayout(
+    groups=(CacheGroup(16, LOCAL.groups[0].regions, Cells("HN", 2, 16)),),
     dtype="uint8",
     kv_layout="any",
 )
@@ -106,8 +113,13 @@ def layout_alone(data: bytes) -> None:
 
 
 def _map(theirs: CacheLayout) -> None:
+    for ours in (LOCAL, LOCAL_CELLS):
+        _map_from(ours, theirs)
+
+
+def _map_from(ours: CacheLayout, theirs: CacheLayout) -> None:
     with contextlib.suppress(PushKVError):
-        source, destination = block_map(LOCAL, theirs, ((1, 2, 63),), 0, ((0, 5, 9),), 0, 0, 48)
+        source, destination = block_map(ours, theirs, ((1, 2, 63),), 0, ((0, 5, 9),), 0, 0, 48)
         assert source[:, 1].tolist() == destination[:, 1].tolist()
         regions = [region for group in theirs.groups for region in group.regions]
         for address, length in destination.tolist():

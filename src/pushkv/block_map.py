@@ -15,6 +15,7 @@ both ends, the rest of the last one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import prod
 
 import numpy as np
 from attrs import frozen
@@ -27,7 +28,10 @@ from pushkv.layout import CacheGroup, CacheLayout, difference
 from pushkv.rank_plan import heads_written
 from pushkv.transport import Segments
 
-__all__ = ["block_map", "check_pair"]
+__all__ = ["ROWS_MOST", "block_map", "check_pair"]
+
+ROWS_MOST = 8 * 1024 * 1024
+"""Rows of one group of a block map; axes that are too unlike make one for every number."""
 
 _Ids = NDArray[np.int64]
 _Pair = tuple[_Ids, _Ids]
@@ -282,7 +286,8 @@ def _group_rows(
         kind = region.block_bytes, region.block_stride_bytes, other.block_stride_bytes
         alike.setdefault(kind, []).append((here, there))
     for (size, *strides), regions in alike.items():
-        rows = _merged(_kind_rows(source, destination, place, stretches, size, strides))
+        most = ROWS_MOST // len(pairs)
+        rows = _merged(_kind_rows(source, destination, place, stretches, size, strides, most))
         columns = np.array(regions, dtype=np.int64)
         lengths = np.tile(rows.length.astype(np.uint64), len(regions))
 
@@ -313,8 +318,9 @@ def _kind_rows(
     stretches: _Stretches,
     block_bytes: int,
     strides: Sequence[int],
+    most: int,
 ) -> _Rows:
-    """The rows of a region of this geometry, in no order."""
+    """The rows of a region of this geometry, in no order; `most` of them are too many."""
     ours, theirs = source.groups[place], destination.groups[place]
     firsts = [stretches.blocks[side] * strides[side] for side in (0, 1)]
     if ours.cells is None or theirs.cells is None:
@@ -345,7 +351,15 @@ def _kind_rows(
         for tokens in np.unique(stretches.tokens):
             chosen = stretches.tokens == tokens
             sizes = {"C": cell // element, "H": len(heads), "N": int(tokens)}
-            offsets, length = _pattern(sizes, steps, element)
+            apart, length = _axes_apart(sizes, steps, element)
+            most -= int(np.count_nonzero(chosen)) * prod(sizes[axis] for axis in apart)
+            if most < 0:
+                raise ConfigurationError(
+                    f"layout.axes[{place}]",
+                    theirs.cells.axes,
+                    f"axes closer to {ours.cells.axes}: this would be over {ROWS_MOST} rows",
+                )
+            offsets = _pattern(sizes, steps, apart)
             here, there = (
                 np.add.outer(begins[side][chosen], offsets[side]).ravel() for side in (0, 1)
             )
@@ -360,29 +374,34 @@ def _kind_rows(
     )
 
 
-def _pattern(
+def _axes_apart(
     sizes: dict[str, int], steps: Sequence[dict[str, int]], element_bytes: int
-) -> tuple[_Pair, int]:
-    """Where the rows of one stretch begin at both ends, and their length in bytes.
+) -> tuple[list[str], int]:
+    """The axes along which each step is a row of its own, and the bytes of a row.
 
     Axes fall together, from the innermost on, as long as they are contiguous at both ends.
     """
     ours, theirs = steps
     length = element_bytes
-    left = []
+    apart = []
     for axis in sorted((axis for axis in sizes if sizes[axis] > 1), key=lambda axis: theirs[axis]):
         if ours[axis] == theirs[axis] == length:
             length *= sizes[axis]
         else:
-            left.append(axis)
+            apart.append(axis)
+    return apart, length
+
+
+def _pattern(sizes: dict[str, int], steps: Sequence[dict[str, int]], apart: Sequence[str]) -> _Pair:
+    """Where the rows of one stretch begin at both ends."""
     offsets = [np.zeros(1, dtype=np.int64)] * 2
-    for axis in reversed(left):
+    for axis in reversed(apart):
         count = np.arange(sizes[axis], dtype=np.int64)
         offsets = [
             np.add.outer(before, count * step[axis]).ravel()
             for before, step in zip(offsets, steps, strict=True)
         ]
-    return (offsets[0], offsets[1]), length
+    return offsets[0], offsets[1]
 
 
 def _merged(rows: _Rows) -> _Rows:

@@ -340,6 +340,19 @@ def test_a_long_prompt_of_many_layers_takes_one_row_per_run() -> None:
     assert int(rows[:, 1].sum()) == layers * tokens * 4 * 256
 
 
+def test_axes_that_would_make_millions_of_rows_are_refused_before_they_are_made() -> None:
+    def engine(axes: str) -> CacheLayout:
+        regions = tuple(CacheRegion(layer << 40, 1 << 22, 64) for layer in range(64))
+        return CacheLayout((CacheGroup(1 << 16, regions, Cells(axes, 8, 1 << 16)),), "half", "any")
+
+    blocks = ((0, 1),)
+    few, _ = block_map(engine("HN"), engine("NH"), blocks, 0, blocks, 0, 0, 1_000)
+    assert len(few) == 64 * 8 * 1_000
+    with pytest.raises(ConfigurationError, match=r"axes\[0\] = 'NH': expected axes closer to HN"):
+        block_map(engine("HN"), engine("NH"), blocks, 0, blocks, 0, 0, 20_000)
+    assert len(block_map(engine("NH"), engine("NH"), blocks, 0, blocks, 0, 0, 100_000)[0]) == 64
+
+
 def test_bytes_really_move() -> None:
     """Two ranks of blocks of 2 tokens to one of blocks of 3, K and V apart, heads first or last."""
     group = shapes.Group(2, 2, (0, 1), (2,), 0)
