@@ -59,6 +59,15 @@ Again = Annotated[
 Logs = Annotated[
     Path | None, typer.Option(help="Keep the engines' logs and traces there.", file_okay=False)
 ]
+Faults = Annotated[
+    str | None,
+    typer.Option(
+        "--fault-schedule",
+        help="Goodput under faults instead: SECONDS:ACTION:ENGINE,... with kill, start, freeze, "
+        "thaw and prefill, decode, such as 20:kill:prefill,25:start:prefill. The first --cell, "
+        "system after system.",
+    ),
+]
 
 
 def bench_command(
@@ -81,6 +90,7 @@ def bench_command(
     html: Html = None,
     again: Again = None,
     logs: Logs = None,
+    fault_schedule: Faults = None,
 ) -> None:
     """Replay one traffic mix over several systems, in turns, and compare them.
 
@@ -123,6 +133,11 @@ def bench_command(
                 kv_cache_gib=kv_cache_gib,
                 logs=logs,
             )
+            if fault_schedule is not None:
+                from .bench_faults import bench_faults
+
+                bench_faults(settings, fault_schedule, json, console)
+                return
             with _bars() as progress:
                 teller = _Teller(progress)
                 results = run_bench(settings, teller.tell, teller.starting)
