@@ -18,9 +18,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from pushkv.bench.bars import bars
-from pushkv.bench.fleet import describe_fleet
+from pushkv.bench.fleet import describe_fleet, require_memory
 from pushkv.bench.meters import (
     Reading,
+    available_gib,
     group_cpu_s,
     parse_metrics,
     read_hooks,
@@ -327,6 +328,15 @@ def test_a_pair_serves_both_ways_of_pushing(tmp_path: Path) -> None:
 def test_modes_that_are_not_asked_for_are_not_started(tmp_path: Path) -> None:
     names = [spec.name for spec in describe_fleet(["pushkv"], tmp_path, tmp_path).specs]
     assert names == ["mono", "prefill-pushkv", "decode-pushkv"]
+
+
+def test_more_engines_than_memory_are_refused() -> None:
+    require_memory(7, 1, 13.4)
+    with pytest.raises(ConfigurationError, match=r"7 engines.*need 13\.3 GiB, and 13\.2 GiB"):
+        require_memory(7, 1, 13.2)
+    with pytest.raises(ConfigurationError, match=r"need 20\.3 GiB"):
+        require_memory(7, 2, 13.4)
+    assert 0.01 < available_gib() < 100_000
 
 
 def test_all_modes_of_a_cell_get_the_same_requests() -> None:

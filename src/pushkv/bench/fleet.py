@@ -8,6 +8,7 @@ from pathlib import Path
 
 from attrs import evolve, frozen
 
+from pushkv.core.errors import ConfigurationError
 from pushkv.demo import engine_site
 from pushkv.demo.engine_site.sitecustomize import DELAY, TIMES
 from pushkv.demo.engines import vllm_server
@@ -15,7 +16,7 @@ from pushkv.demo.supervise import ServerSpec, free_ports
 from pushkv.demo.systems import PULL, PUSH, PUSHKV, Place, System
 from pushkv.demo.tiny_model import TinyModel
 
-__all__ = ["ENGINE_MODEL", "Fleet", "Pair", "describe_fleet"]
+__all__ = ["ENGINE_MODEL", "Fleet", "Pair", "describe_fleet", "require_memory"]
 
 ENGINE_MODEL = TinyModel(hidden=256, layers=16, heads=16, kv_heads=16, head_dim=64)
 """128 KiB of KV per token, as a model of eight billion parameters in half precision has, over a
@@ -26,6 +27,8 @@ HOLD_S = 60
 START_TIMEOUT_S = 900.0
 """Seven engines at once on two cores that others use too have taken more than five minutes."""
 UNSPUN_DELAY_US = 1_000
+ENGINE_GIB = 0.9
+"""Memory of an engine and its API server, beside the KV cache."""
 SYSTEMS: Mapping[str, System] = {
     "pull": PULL,
     "push": PUSH,
@@ -131,6 +134,21 @@ def describe_fleet(
         trace.unlink(missing_ok=True)
     slow = [evolve(spec, start_timeout_s=START_TIMEOUT_S) for spec in specs]
     return Fleet(slow, pairs, hooks, traces)
+
+
+def require_memory(engines: int, kv_cache_gib: int, available: float) -> None:
+    """Refuse to start what does not fit, since the kernel would kill whatever it likes.
+
+    Raises:
+        ConfigurationError: So many engines need more than `available` GiB.
+    """
+    needed = engines * (ENGINE_GIB + kv_cache_gib)
+    if needed > available:
+        raise ConfigurationError(
+            "mode",
+            f"{engines} engines",
+            f"fewer: they need {needed:.1f} GiB, and {available:.1f} GiB are available",
+        )
 
 
 def _site(hooks: Path, system: System, as_shipped: bool) -> dict[str, str]:

@@ -17,7 +17,14 @@ from pushkv.observe.timeline import Timeline
 
 from .results import Hooks, Transfers, percentiles
 
-__all__ = ["Reading", "group_cpu_s", "parse_metrics", "read_hooks", "summarise_transfers"]
+__all__ = [
+    "Reading",
+    "available_gib",
+    "group_cpu_s",
+    "parse_metrics",
+    "read_hooks",
+    "summarise_transfers",
+]
 
 SAMPLE = re.compile(r"^(?P<name>[\w:]+)(?:\{(?P<labels>.*)\})? (?P<value>\S+)$")
 QUEUE = "vllm:request_queue_time_seconds"
@@ -74,6 +81,14 @@ def group_cpu_s(group: int) -> float:
                 fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
                 total += sum(int(each) for each in fields[11:15])
     return total / os.sysconf("SC_CLK_TCK")
+
+
+def available_gib() -> float:
+    """Memory that can be had without swapping, in GiB."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) / (1 << 20)
+    return float("inf")
 
 
 def read_hooks(path: Path | None) -> Hooks:

@@ -25,13 +25,20 @@ from pushkv.demo.tiny_model import write_tiny_model
 from pushkv.observe.timeline import Timeline, read_timelines
 
 from .client import Answer, Router
-from .fleet import ENGINE_MODEL, Fleet, describe_fleet
-from .meters import Reading, group_cpu_s, parse_metrics, read_hooks, summarise_transfers
+from .fleet import ENGINE_MODEL, Fleet, describe_fleet, require_memory
+from .meters import (
+    Reading,
+    available_gib,
+    group_cpu_s,
+    parse_metrics,
+    read_hooks,
+    summarise_transfers,
+)
 from .results import MODES, CellResult, Hooks, ModeResult, Percentiles, Results, percentiles
 from .trace_file import TraceRow
 from .workload import Cell, Request, generate, split
 
-__all__ = ["Load", "Settings", "run_bench"]
+__all__ = ["Bench", "Load", "Settings", "run_bench"]
 
 LOWEST_TOKEN, HIGHEST_TOKEN = 3, ENGINE_MODEL.words - 1
 CONCURRENT = ("push", "pushkv")
@@ -55,6 +62,11 @@ class Load:
     cell: Cell
     rows: Sequence[TraceRow] = ()
     block_tokens: int = 512
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """Whether each request waits for the one before; those of a trace never do."""
+        return not self.cell.qps and not self.rows
 
 
 @frozen
@@ -141,6 +153,7 @@ def run_bench(
     """Start the engines, run every cell, kill the engines. Blocks for minutes.
 
     Raises:
+        ConfigurationError: The engines need more memory than there is.
         ServerError: An engine did not start, or died.
         MissingDependencyError: safetensors or tokenizers is not installed.
     """
@@ -156,7 +169,6 @@ async def _start(
     tell: Tell,
     on_start: Callable[[Progress], None] | None,
 ) -> Results:
-    await anyio.to_thread.run_sync(lambda: write_tiny_model(model, shape=ENGINE_MODEL))
     fleet = describe_fleet(
         settings.modes,
         model,
@@ -164,15 +176,27 @@ async def _start(
         as_shipped=settings.as_shipped,
         kv_cache_gib=settings.kv_cache_gib,
     )
+    require_memory(len(fleet.specs), settings.kv_cache_gib, available_gib())
+    await anyio.to_thread.run_sync(lambda: write_tiny_model(model, shape=ENGINE_MODEL))
     limits = httpx.Limits(max_connections=None, keepalive_expiry=KEEPALIVE_S)
     async with (
         run_servers(fleet.specs, directory, on_start) as servers,
         httpx.AsyncClient(timeout=settings.timeout_s, limits=limits, trust_env=False) as client,
     ):
-        return await _Bench(settings, fleet, servers, client, tell).run()
+        return await Bench(settings, fleet, servers, client, tell).run()
 
 
-class _Bench:
+class Bench:
+    """One run over engines that are there already; `run` once.
+
+    Args:
+        settings: What is asked for.
+        fleet: The engines as they were described.
+        servers: The engines as they run, by name.
+        client: For all connections to them.
+        tell: Hears what is being done.
+    """
+
     def __init__(
         self,
         settings: Settings,
@@ -195,6 +219,7 @@ class _Bench:
         self._prefixed: set[str] = set()
 
     async def run(self) -> Results:
+        """Warm up, measure idle CPU, run every cell, fold."""
         settings = self._settings
         load_before = os.getloadavg()[0]
         self._tell("warming up", 0, 1)
@@ -249,16 +274,16 @@ class _Bench:
                 like = requests[at % len(requests)]
                 prefills.append(await self._prefill_only(number, like))
                 await self._alone(mode, self._new(like, cell.shared), f"{number}/{mode}")
-                await self._phase(mode, requests, f"{number}/{mode}", phases[mode])
+                await self._phase(mode, number, requests, phases[mode])
         self._tell(cell.title, 1, 1)
         return prefills, phases
 
     async def _phase(
-        self, mode: str, requests: Sequence[Request], salt: str, phase: _Phase
+        self, mode: str, number: int, requests: Sequence[Request], phase: _Phase
     ) -> None:
         """One round of one mode, from the first arrival to the last answer."""
+        load, salt = self._settings.loads[number], f"{number}/{mode}"
         prompts = [each.token_ids(salt, LOWEST_TOKEN, HIGHEST_TOKEN) for each in requests]
-        one_at_a_time = all(each.arrival_s == 0 for each in requests)
         before = await self._read(mode)
         began = perf_counter()
         answers: dict[int, Answer] = {}
@@ -274,14 +299,14 @@ class _Bench:
                 leave_s=None if one.leaves_after is None else one.leaves_after * patience_s,
             )
 
-        if one_at_a_time:
+        if load.one_at_a_time:
             for index in range(len(requests)):
                 await send(index, perf_counter())
         else:
             async with anyio.create_task_group() as tasks:
                 for index, one in enumerate(requests):
                     planned_at = began + one.arrival_s
-                    await anyio.sleep(planned_at - perf_counter())
+                    await anyio.sleep(max(0.0, planned_at - perf_counter()))
                     tasks.start_soon(send, index, planned_at)
         phase.duration_s += perf_counter() - began
         phase.answers += [answers[index] for index in range(len(requests))]
