@@ -9,13 +9,15 @@ they are safe.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
 from attrs import define, field
 
-__all__ = ["Admission", "Block", "BlockPool", "Pins", "admit"]
+from pushkv.core.ids import NO_BLOCK, Blocks
+
+__all__ = ["Admission", "Block", "BlockPool", "Pins", "admit", "held", "numbers"]
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -95,6 +97,18 @@ class Pins(Generic[Key]):
     def held_by(self, keys: Iterable[Key]) -> int:
         """Blocks held under these keys."""
         return sum(len(self._by_key.get(key, ())) for key in keys)
+
+
+def numbers(ids: Sequence[int], pool: BlockPool) -> tuple[int, ...]:
+    """Block ids as pushkv knows them: vLLM's null block, for what left a window, is none."""
+    if 0 in ids and pool.blocks[0].is_null:
+        return tuple(NO_BLOCK if each == 0 else each for each in ids)
+    return tuple(ids)
+
+
+def held(blocks: Blocks, pool: BlockPool) -> Iterator[Block]:
+    """The blocks of these ids."""
+    return (pool.blocks[each] for group in blocks for each in group if each != NO_BLOCK)
 
 
 def admit(needed: int, held: int, ending: int, budget: int) -> Admission:

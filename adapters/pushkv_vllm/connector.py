@@ -11,7 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorTransferResults,
     SupportsHMA,
 )
-from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from pushkv.core.errors import ConfigurationError
@@ -232,9 +232,9 @@ def _refuse_unserved(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) ->
         )
     for group in kv_cache_config.transfer_groups:
         spec = group.kv_cache_spec
-        if not isinstance(spec, FullAttentionSpec):
+        if not isinstance(spec, FullAttentionSpec) and type(spec) is not SlidingWindowSpec:
             raise ConfigurationError(
                 "KV cache group",
                 type(spec).__name__,
-                "full attention; start vLLM with --disable-hybrid-kv-cache-manager",
+                "full attention or a sliding window; --disable-hybrid-kv-cache-manager may help",
             )

@@ -31,7 +31,7 @@ from pushkv.core.events import (
 )
 from pushkv.core.ids import Blocks, TransferId
 
-from .blocks import BlockPool, Pins
+from .blocks import BlockPool, Pins, held, numbers
 
 __all__ = ["Prefill", "Prefills"]
 
@@ -186,8 +186,7 @@ class Prefills:
 
     def _announce(self, prefill: Prefill, tokens: int, blocks: Blocks, *, final: bool) -> None:
         key = (prefill.transfer, prefill.life)
-        pool = self.pins.pool
-        self.pins.extend(key, (pool.blocks[number] for group in blocks for number in group))
+        self.pins.extend(key, held(blocks, self.pins.pool))
         lives = self._lives.setdefault(prefill.transfer, deque())
         if prefill.life not in lives:
             lives.append(prefill.life)
@@ -195,7 +194,7 @@ class Prefills:
 
     def _blocks(self, table: Any, tokens: int) -> Blocks:
         return tuple(
-            tuple(table[group][: -(-tokens // size)])
+            numbers(table[group][: -(-tokens // size)], self.pins.pool)
             for group, size in zip(self.groups, self.block_tokens, strict=True)
         )
 

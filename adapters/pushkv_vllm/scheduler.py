@@ -42,7 +42,7 @@ from pushkv.core.ids import Blocks, TransferId, block_count
 from pushkv.fold import RankFold
 from pushkv.rank_plan import RankPlan, Ranks
 
-from .blocks import Admission, BlockPool, Pins, admit
+from .blocks import Admission, BlockPool, Pins, admit, held, numbers
 from .channel import (
     Channel,
     Direct,
@@ -276,8 +276,9 @@ class SchedulerHalf:
             blocks.blocks[group][start // size : -(-entry.tokens // size)]
             for group, size in zip(self.shape.groups, self.shape.block_tokens, strict=True)
         ]
-        numbers = tuple(tuple(block.block_id for block in group) for group in ranges)
-        self._offer(entry, numbers, start)
+        pool = self.destinations.pool
+        ids = ([block.block_id for block in group] for group in ranges)
+        self._offer(entry, tuple(numbers(group, pool) for group in ids), start)
 
     def _offer(self, entry: Entry, blocks: Blocks, start: int) -> None:
         offer = Offered(
@@ -291,10 +292,7 @@ class SchedulerHalf:
             failures=entry.failures,
         )
         self.ledger.offered(entry, offer)
-        pool = self.destinations.pool
-        self.destinations.pin(
-            offer.attempt, (pool.blocks[number] for group in blocks for number in group)
-        )
+        self.destinations.pin(offer.attempt, held(blocks, self.destinations.pool))
         self.channel.offer(offer, entry.ranks)
 
     def _offer_again(self, entry: Entry) -> None:

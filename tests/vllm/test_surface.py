@@ -19,15 +19,18 @@ import torch
 from tests.vllm.harness import BLOCK, kv_cache_config, vllm_config
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole, supports_hma
+from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
-    SlidingWindowSpec,
 )
 
 from pushkv.core.errors import ConfigurationError
+from pushkv.core.ids import NO_BLOCK, block_count
 from pushkv_vllm import PushKVConnector, register
+from pushkv_vllm.blocks import held, numbers
 from pushkv_vllm.geometry import cache_layout
 
 pytestmark = pytest.mark.vllm
@@ -108,15 +111,29 @@ def test_ranks_that_share_a_sequence_are_refused_at_start(role: KVConnectorRole)
         PushKVConnector(config, role, kv_cache_config())
 
 
-def test_a_sliding_window_group_is_refused_at_start() -> None:
-    spec = SlidingWindowSpec(
-        block_size=BLOCK, num_kv_heads=2, head_size=32, dtype=torch.float32, sliding_window=64
+def test_groups_of_another_kind_are_refused_at_start() -> None:
+    spec = ChunkedLocalAttentionSpec(
+        block_size=BLOCK,
+        num_kv_heads=2,
+        head_size=32,
+        dtype=torch.float32,
+        attention_chunk_size=64,
     )
     caches = KVCacheConfig(
         num_blocks=10, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
     )
-    with pytest.raises(ConfigurationError, match=r"SlidingWindowSpec.*hybrid"):
+    with pytest.raises(ConfigurationError, match=r"ChunkedLocalAttentionSpec.*hybrid"):
         PushKVConnector(vllm_config(), KVConnectorRole.SCHEDULER, caches)
+
+
+def test_the_null_block_is_no_block() -> None:
+    """It stands where a block left a sliding window, and no engine may write into it."""
+    pool = BlockPool(8, enable_caching=False, hash_block_size=BLOCK)
+    assert pool.blocks[0].is_null
+    assert numbers([0, 0, 3], pool) == (NO_BLOCK, NO_BLOCK, 3)
+    assert numbers([5, 3], pool) == (5, 3)
+    assert [each.block_id for each in held(((NO_BLOCK, 3), (2,)), pool)] == [3, 2]
+    assert block_count(((NO_BLOCK, 3), (2,))) == 2
 
 
 # -- the geometry of real tensors

@@ -1,6 +1,7 @@
-"""Two real engines of vLLM, one of two ranks, with blocks of unequal size; KV goes both ways.
+"""Two real engines of vLLM of unequal shape; KV goes both ways.
 
-They take two minutes to start, so this runs by `make shapes` alone. Prefill is chunked and prefixes
+Once one of them has two ranks, and once all attention is to a sliding window; blocks are of unequal
+size both times. They take minutes to start, so this runs by `make shapes` alone. Prefill is chunked and prefixes
 are cached at both. Tokens of engines of one and of two ranks are compared where each was computed:
 the first engine's KV decides what the second one says.
 """
@@ -8,6 +9,7 @@ the first engine's KV decides what the second one says.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import socket
@@ -23,6 +25,7 @@ pytest.importorskip("vllm")
 from attrs import frozen
 from tests.vllm.harness import prefill, remote
 
+from pushkv.core.ids import NO_BLOCK
 from pushkv.demo.tiny_model import write_tiny_model
 from pushkv.observe.replay import check_trace
 
@@ -108,21 +111,40 @@ def start(folder: Path, name: str, ranks: int, block: int, port: int) -> Side:
     return Side(engine, ranks, port, tuple(traces))
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def sides(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[dict[str, Side]]:
+WINDOW = 200
+SHAPES = {"ranks": ((1, 128), (2, 32)), "window": ((1, 128), (1, 64))}
+"""Ranks and block size of both."""
+
+
+def let_it_slide(config: Path) -> None:
+    """The same weights with attention to the last few tokens only, in every layer."""
+    values = json.loads(config.read_text())
+    values |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    config.write_text(json.dumps(values | {"sliding_window": WINDOW}))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=SHAPES)
+async def sides(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[dict[str, Side]]:
     folder = tmp_path_factory.mktemp("unequal")
     write_tiny_model(folder / "model")
+    if request.param == "window":
+        let_it_slide(folder / "model" / "config.json")
+    one, two = SHAPES[request.param]
     port = free_ports()
     with pytest.MonkeyPatch.context() as patch:
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
         both = {
-            "one": start(folder, "one", 1, 128, port),
-            "two": start(folder, "two", 2, 32, port + 1),
+            "one": start(folder, "one", *one, port),
+            "two": start(folder, "two", *two, port + 1),
         }
         yield both
         for side in both.values():
             side.engine.shutdown()
+    if request.param == "window":
+        assert any(str(NO_BLOCK) in each.traces[0].read_text() for each in both.values())
     for trace in (trace for side in both.values() for trace in side.traces):
         report = check_trace(trace)
         assert report.illegal is None, f"{trace.name}: {report.illegal}"
