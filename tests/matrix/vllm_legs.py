@@ -108,10 +108,11 @@ async def preempted_prefill(scene: Scene) -> None:
     others = [make_prompt(SHORT, seed=scene.seed + 50_000 + index) for index in range(5)]
     async with anyio.create_task_group() as tasks:
         for each in others:  # of three blocks and more, which leaves too few of 23
-            tasks.start_soon(lambda text: fleet.ask("prefill", text, tokens=300), each)
+            tasks.start_soon(lambda text: fleet.ask("prefill", text, tokens=100), each)
         await scene.rises("prefill", RUNNING, len(others) - 1)
         tasks.start_soon(scene.client, prompt, new_name())
-        await scene.rises("prefill", PREEMPTED, before)
+    # vLLM counts it with the request's next output: once the prompt, begun anew, is computed.
+    await scene.rises("prefill", PREEMPTED, before)
 
 
 async def preempted_decode(scene: Scene) -> None:
