@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
+
+import anyio
+import httpx
 import pytest
 from hypothesis import given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 
+from pushkv.bench import faults
+from pushkv.bench.client import Router
 from pushkv.bench.faults import Fault, Outcome, parse_schedule, run_faults, summarise
+from pushkv.bench.fleet import Fleet, Pair
 from pushkv.bench.replay import Load, Settings
 from pushkv.bench.workload import parse_cell, parse_lengths
 from pushkv.core.errors import ConfigurationError
+from pushkv.demo.supervise import ServerError, ServerSpec, free_ports
+from pushkv.demo.systems import PUSHKV, Place
 
 
 def test_a_schedule_is_read() -> None:
@@ -83,6 +95,7 @@ OUTCOMES = st.lists(
 
 
 @given(OUTCOMES)
+@examples(deadline=None)
 def test_every_request_is_in_one_window_and_recovery_needs_three(outcomes: list[Outcome]) -> None:
     result = summarise(outcomes, 10, 20, 30)
     assert result.before.n + result.during.n + result.after.n == len(outcomes)
@@ -96,3 +109,71 @@ def test_a_run_that_makes_no_sense_is_refused(cell: str, mode: str) -> None:
     settings = Settings([Load(parse_cell(cell, parse_lengths("4")))], modes=(mode,))
     with pytest.raises(ConfigurationError):
         run_faults(settings, parse_schedule("1:kill:prefill"), lambda text: None)
+
+
+class Engines:
+    """Two engines that answer at once, or fail while they are dead; a start takes its time."""
+
+    def __init__(self) -> None:
+        self.dead = False
+        self.client = httpx.AsyncClient(transport=httpx.MockTransport(self.answer))
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        if self.dead:
+            raise httpx.ConnectError("nobody listens")
+        if request.url.host == "p":
+            return httpx.Response(200, json={"kv_transfer_params": {}})
+        event = json.dumps({"choices": [{"token_ids": [7, 7, 7, 7], "finish_reason": "length"}]})
+        return httpx.Response(200, text=f"data: {event}\n\n")
+
+    async def act(self, action: str) -> None:
+        if action == "start":
+            await anyio.sleep(0.5)
+        self.dead = action == "kill"
+
+    @staticmethod
+    def settings(logs: Path | None = None) -> Settings:
+        cell = parse_cell("16@60", parse_lengths("4"))
+        return Settings([Load(cell)], modes=("pushkv",), slo_ttft_s=60, slo_tpot_s=60, logs=logs)
+
+
+@pytest.mark.asyncio
+async def test_arrivals_go_on_while_an_engine_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its start is late: the next action is then overdue, and so are arrivals after a stall."""
+    monkeypatch.setattr(faults, "AFTER_S", 0.5)
+    engines = Engines()
+    pair = Pair(PUSHKV, Place(1), "p", "d")
+    router = Router(engines.client, {"p": "http://p", "d": "http://d"}, pair, True)
+    schedule = parse_schedule("0.5:kill:prefill,0.6:start:prefill,0.7:freeze:decode")
+    traffic = faults._Traffic(engines.settings(), router, "pushkv")
+    result = await traffic.under(
+        schedule,
+        {"prefill": engines, "decode": engines},  # type: ignore[dict-item]
+        lambda text: None,
+    )
+    assert result.before.good == result.before.n > 5
+    assert result.during.failed > 5
+    assert result.after.good == result.after.n > 5
+    assert result.failures == {"ConnectError": result.during.failed}
+    assert result.recovery_s is not None
+
+
+@pytest.fixture
+def broken_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Engines whose processes end at once."""
+    ports = free_ports(2)
+    specs = [
+        ServerSpec(name, [sys.executable, "-c", "raise SystemExit(3)"], port)
+        for name, port in zip(("p", "d"), ports, strict=True)
+    ]
+    fleet = Fleet(specs, {"pushkv": Pair(PUSHKV, Place(1), "p", "d")}, {}, (tmp_path, tmp_path))
+    monkeypatch.setattr(faults, "describe_fleet", lambda *arguments, **options: fleet)
+    monkeypatch.setattr(faults, "write_tiny_model", lambda path, shape: path)
+    return tmp_path
+
+
+def test_an_engine_that_does_not_start_is_told_as_such(broken_engines: Path) -> None:
+    with pytest.raises(ServerError, match="exit status 3"):
+        run_faults(
+            Engines.settings(broken_engines), parse_schedule("1:kill:prefill"), lambda text: None
+        )

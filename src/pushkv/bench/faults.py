@@ -252,8 +252,18 @@ def run_faults(
                 kv_cache_gib=settings.kv_cache_gib,
             )
             tell(f"{mode}: starting")
-            found[mode] = anyio.run(_run, settings, schedule, fleet, directory, tell)
+            try:
+                found[mode] = anyio.run(_run, settings, schedule, fleet, directory, tell)
+            except ExceptionGroup as group:
+                raise _first(group) from group
     return found
+
+
+def _first(error: Exception) -> Exception:
+    """What task groups have wrapped: an engine that did not start is told as such."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 async def _run(
@@ -311,7 +321,7 @@ class _Traffic:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._arrive)
             for fault in schedule:
-                await anyio.sleep(fault.at_s - self._now())
+                await anyio.sleep(max(0.0, fault.at_s - self._now()))
                 tell(f"{self._mode}: {fault.action} {fault.engine}")
                 await engines[fault.engine].act(fault.action)
             last_s = self._now()
@@ -324,7 +334,7 @@ class _Traffic:
     async def _arrive(self) -> None:
         async with anyio.create_task_group() as tasks:
             for one in self._requests[:-WARM_UPS]:
-                await anyio.sleep(one.arrival_s - self._now())
+                await anyio.sleep(max(0.0, one.arrival_s - self._now()))
                 if self._over:
                     return
                 tasks.start_soon(self._send, one)
