@@ -61,6 +61,7 @@ class Engines:
         return PlainTextResponse(
             f"vllm:request_queue_time_seconds_count {total}\n"
             f"vllm:request_queue_time_seconds_sum {total * 0.5}\n"
+            f'vllm:prompt_tokens_by_source_total{{source="local_compute"}} {total}\n'
         )
 
     async def run(self, settings: Settings, directory: Path) -> Results:
@@ -105,6 +106,7 @@ async def test_every_mode_gets_the_same_load_and_warm_up_is_not_counted(tmp_path
         assert one.engines == (1 if mode == "mono" else 2)
         assert one.cost_per_request == pytest.approx(one.engines * one.duration_s / 10)
         assert set(one.queue_s.values()) == {0.5}
+        assert one.computed_at_decode == (None if mode == "mono" else 10)  # over both rounds
     assert len(cell.prefill_only_each_s) == 2 * len(MODES)
     streamed = [prompt for name, tokens, prompt in engines.asked if tokens == 4 and name == "mono"]
     # Two warm-ups, ten requests, one before each of two turns, one before the first prefill alone.
