@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -82,7 +83,7 @@ def mode(ttft_s: float, excess_s: float, *, hooks_s: float | None = 0.1) -> Mode
     )
 
 
-def run(*, as_shipped: bool = False, pushkv: ModeResult | None = None) -> Results:
+def run(*, as_shipped: bool = False, pushkv: ModeResult | None = None, cells: int = 1) -> Results:
     modes = {
         "mono": mode(0.3, 0.0, hooks_s=None),
         "pull": mode(0.4, 0.1),
@@ -90,14 +91,14 @@ def run(*, as_shipped: bool = False, pushkv: ModeResult | None = None) -> Result
         "push_sequential": mode(0.36, 0.06),
         "pushkv": pushkv or mode(0.35, 0.05, hooks_s=0.02),
     }
-    cell = CellResult("512 @ 0.8/s <&>", 512, 0.8, 0, 32, 0.3, [0.3, 0.3], modes)
+    cell = CellResult("1024 @ 0.6/s <&>, 768 shared", 1024, 0.8, 0, 32, 0.3, [0.3, 0.3], modes)
     configuration: dict[str, str | bool | list[str] | None] = {
         "as_shipped": as_shipped,
         "cells": ["512"],
         "price_per_engine_hour": None,
     }
     idle = {"mono": 0.01, "pull": 2.0, "push": 2.0, "push_sequential": 2.0, "pushkv": 0.05}
-    return Results(configuration, {"cores": 2}, idle, [cell])
+    return Results(configuration, {"cores": 2}, idle, [cell] * cells)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50))
@@ -184,7 +185,7 @@ def test_the_page_is_well_formed_and_loads_nothing() -> None:
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
     plots = [each for each in root.iter() if each.tag.endswith("}svg")]
     assert len(plots) == 3
-    assert "512 @ 0.8/s <&>" in {each.text for each in root.iter()}
+    assert "1024 @ 0.6/s <&>" in {each.text for each in root.iter()}
 
 
 def test_everything_drawn_is_inside_its_plot() -> None:
@@ -203,6 +204,21 @@ def test_everything_drawn_is_inside_its_plot() -> None:
                 assert 0 <= x <= width
                 assert 0 <= y <= height
     assert rectangles == 4 + 4 + 5 + 5 + 5  # bars and keys of two plots, keys of the third
+
+
+def test_labels_do_not_run_into_each_other() -> None:
+    plot = next(each for each in parse(page(run(cells=7))).iter() if each.tag.endswith("}svg"))
+    by_line: dict[str, list[tuple[float, float]]] = {}
+    for each in plot.iter():
+        if each.tag.endswith("}text") and each.attrib.get("text-anchor") != "end":
+            left, width = float(each.attrib["x"]), 6.0 * len(each.text or "")
+            if each.attrib.get("text-anchor") == "middle":
+                left -= width / 2
+            by_line.setdefault(each.attrib["y"], []).append((left, left + width))
+    assert len(by_line) > 2
+    for spans in by_line.values():
+        for (_, right), (left, _) in pairwise(sorted(spans)):
+            assert right < left
 
 
 def test_a_run_is_shown_again(tmp_path: Path) -> None:

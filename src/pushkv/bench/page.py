@@ -20,7 +20,8 @@ COLOURS: Mapping[str, str] = {
 }
 """Of a palette that colour-blind readers can tell apart."""
 WIDTH, HEIGHT = 460, 240
-LEFT, RIGHT, TOP, BOTTOM = 52, 10, 24, 40
+LEFT, RIGHT, TOP, BOTTOM = 52, 10, 24, 54
+LINE, CHARACTER = 13, 6.3
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
        color: #222; background: #fff; }
@@ -162,13 +163,14 @@ def _grouped(
             height = abs(y(value) - y(0))
             drawn.append(
                 f'<rect x="{begin + index * bar:.1f}" y="{min(y(value), y(0)):.1f}" '
-                f'width="{0.9 * bar:.1f}" height="{height:.1f}" fill="{COLOURS[mode]}">'
+                f'width="{0.9 * bar:.1f}" height="{height:.1f}" fill="{_colour(mode)}">'
                 f"<title>{escape(f'{mode}: {value:.4g}')}</title></rect>"
             )
-        drawn.append(
-            f'<text x="{LEFT + slot * (at + 0.5):.1f}" y="{HEIGHT - BOTTOM + 14}" '
-            f'text-anchor="middle">{escape(name)}</text>'
-        )
+        drawn += [
+            f'<text x="{LEFT + slot * (at + 0.5):.1f}" y="{HEIGHT - BOTTOM + LINE * (line + 1)}" '
+            f'text-anchor="middle">{escape(text)}</text>'
+            for line, text in enumerate(name.split(", "))
+        ]
     present = dict.fromkeys(mode for _, found in groups for mode, _ in found)
     return _svg(title, drawn, list(present), width)
 
@@ -209,7 +211,7 @@ def _distribution_plot(cell: CellResult) -> str:
                 f"{at},{y((rank + 1) / len(one.ttft_each_s)):.1f}",
             ]
         drawn.append(
-            f'<polyline fill="none" stroke="{COLOURS[mode]}" stroke-width="2" '
+            f'<polyline fill="none" stroke="{_colour(mode)}" stroke-width="2" '
             f'points="{" ".join(points)}"><title>{escape(mode)}</title></polyline>'
         )
     return _svg("share of requests by TTFT, ms", drawn, list(found), WIDTH)
@@ -229,17 +231,23 @@ def _axis(low: float, top: float, y: Callable[[float], float], width: int) -> st
 
 def _svg(title: str, drawn: Sequence[str], modes: Sequence[str], width: int) -> str:
     keys = []
-    for at, mode in enumerate(modes):
-        left = LEFT + at * 84
+    left = float(LEFT)
+    for mode in modes:
         keys.append(
-            f'<rect x="{left}" y="{HEIGHT - 14}" width="10" height="10" fill="{COLOURS[mode]}" />'
-            f'<text x="{left + 13}" y="{HEIGHT - 5}">{escape(mode.replace("_", " "))}</text>'
+            f'<rect x="{left:.1f}" y="{HEIGHT - 14}" width="10" height="10" '
+            f'fill="{_colour(mode)}" />'
+            f'<text x="{left + 13:.1f}" y="{HEIGHT - 5}">{escape(mode)}</text>'
         )
+        left += 26 + CHARACTER * len(mode)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(title)}" '
         f'viewBox="0 0 {width} {HEIGHT}" width="{width}" height="{HEIGHT}">'
         f'<text x="{LEFT}" y="14">{escape(title)}</text>{"".join(drawn)}{"".join(keys)}</svg>'
     )
+
+
+def _colour(mode: str) -> str:
+    return COLOURS.get(mode, "#444444")
 
 
 def _ms(seconds: float) -> str:
