@@ -36,6 +36,8 @@ from pushkv.observe.replay import check_trace
 pytestmark = [pytest.mark.vllm, pytest.mark.nixl, pytest.mark.timeout(300)]
 module = pytest.mark.asyncio(loop_scope="module")
 
+CHUNK_TOKENS = 256
+"""Tokens per step."""
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
@@ -197,6 +199,7 @@ async def pair(tmp_path_factory: pytest.TempPathFactory, environment: None) -> A
                 max_model_len=4_096,
                 seed=0,
                 distributed_executor_backend="uni",
+                max_num_batched_tokens=CHUNK_TOKENS,
                 skip_tokenizer_init=True,
                 kv_transfer_config=transfer,
             )
@@ -231,6 +234,37 @@ async def test_sequential_dispatch_says_the_same(pair: Pair, length: int) -> Non
     output = await pair.run("decode", tokens, params=first.kv_transfer_params)
     await pair.until("decode", "Delivered", first.kv_transfer_params["transfer_id"])
     assert said(output) == await pair.alone(tokens)
+
+
+def writes(pair: Pair, transfer: str) -> int:
+    """How many WRITEs the prefill engine has ordered for a transfer."""
+    posts = pair.effects("prefill", "PostWrite")
+    return sum(each["attempt"]["transfer"] == transfer for each in posts)
+
+
+@module
+async def test_a_long_prompt_leaves_chunk_by_chunk(pair: Pair) -> None:
+    tokens = prompt(8 * CHUNK_TOKENS, seed=15_000)
+    output = await pair.concurrent("chunks", tokens)
+    assert said(output) == await pair.alone(tokens)
+    assert writes(pair, "chunks") == 8
+
+
+@module
+async def test_a_prefill_that_is_preempted_goes_on(pair: Pair) -> None:
+    """What was written before stays written; vLLM computes the same tokens once more."""
+    tokens = prompt(12 * CHUNK_TOKENS, seed=16_000)
+    both = asyncio.create_task(pair.concurrent("preempted", tokens))
+    while not writes(pair, "preempted"):
+        await asyncio.sleep(0.01)
+    with suppress(Exception):  # it preempts, and then refuses: blocks are pinned
+        await pair.engines["prefill"].reset_prefix_cache(reset_running_requests=True)
+    output = await both
+    assert output.num_cached_tokens == len(tokens), "the decode engine prefilled here"
+    assert said(output) == await pair.alone(tokens)
+    trace = pair.traces["prefill"].read_text()
+    assert '"type":"PrefillPreempted"' in trace
+    assert writes(pair, "preempted") <= 13, "nothing is written twice"
 
 
 @module
