@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -131,6 +133,9 @@ class Engines:
             await anyio.sleep(0.5)
         self.dead = action == "kill"
 
+    def require_alive(self) -> None:
+        """Nothing else kills these."""
+
     @staticmethod
     def settings(logs: Path | None = None) -> Settings:
         cell = parse_cell("16@60", parse_lengths("4"))
@@ -177,3 +182,32 @@ def test_an_engine_that_does_not_start_is_told_as_such(broken_engines: Path) -> 
         run_faults(
             Engines.settings(broken_engines), parse_schedule("1:kill:prefill"), lambda text: None
         )
+
+
+@pytest.mark.asyncio
+async def test_a_death_that_was_not_asked_for_is_no_result(tmp_path: Path) -> None:
+    """As when the system is out of memory: its cost would be told as the connector's."""
+    (port,) = free_ports(1)
+    code = f"""
+import http.server, threading, time
+server = http.server.HTTPServer(("127.0.0.1", {port}), http.server.BaseHTTPRequestHandler)
+http.server.BaseHTTPRequestHandler.do_GET = lambda self: (
+    self.send_response(200), self.end_headers())
+threading.Thread(target=server.serve_forever, daemon=True).start()
+while True:
+    time.sleep(1)
+"""
+    engine = faults._Engine(ServerSpec("p", [sys.executable, "-c", code], port), tmp_path)
+    try:
+        await engine.start()
+        engine.require_alive()
+        await engine.act("kill")
+        engine.require_alive()
+        await engine.act("start")
+        assert engine._child is not None
+        os.killpg(engine._child.group, signal.SIGKILL)
+        await engine._child.end()
+        with pytest.raises(ServerError, match="did not ask for"):
+            engine.require_alive()
+    finally:
+        engine.close()

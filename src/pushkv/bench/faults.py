@@ -21,7 +21,7 @@ import httpx
 from attrs import field, frozen
 
 from pushkv.core.errors import ConfigurationError
-from pushkv.demo.supervise import Launched, ServerSpec, launched, until_ready
+from pushkv.demo.supervise import Launched, ServerError, ServerSpec, launched, until_ready
 from pushkv.demo.tiny_model import write_tiny_model
 
 from .client import Answer, Router
@@ -197,6 +197,7 @@ class _Engine:
         self._lives = 0
         self._stack = contextlib.ExitStack()
         self._child: Launched | None = None
+        self._is_killed = False
 
     async def start(self) -> None:
         """Start, and return when it answers."""
@@ -210,12 +211,25 @@ class _Engine:
         assert self._child is not None
         if action == "start":
             await self.start()
+            self._is_killed = False
         elif action == "kill":
+            self.require_alive()
+            self._is_killed = True
             os.killpg(self._child.group, signal.SIGKILL)
             await self._child.end()
             self._stack.close()
         else:
             os.killpg(self._child.group, signal.SIGSTOP if action == "freeze" else signal.SIGCONT)
+
+    def require_alive(self) -> None:
+        """Nothing, unless it died of something else than the schedule: that is no result.
+
+        Raises:
+            ServerError: It did.
+        """
+        if self._child is not None and not self._is_killed and not self._child.alive():
+            what = f"died, which the schedule did not ask for ({self._child.fate()})"
+            raise ServerError(self.spec.name, what, self._child.log_path)
 
     def close(self) -> None:
         """Kill it."""
@@ -230,7 +244,7 @@ def run_faults(
     The first of `settings.loads` is the traffic. Blocks for minutes; leaves no process behind.
 
     Raises:
-        ServerError: An engine did not start.
+        ServerError: An engine did not start, or died of something else than the schedule.
         ConfigurationError: A mode has no pair, or the load no rate.
     """
     for mode in settings.modes:
@@ -329,6 +343,8 @@ class _Traffic:
             await anyio.sleep(AFTER_S)
             end_s = self._now()
             self._over = True
+            for engine in engines.values():
+                engine.require_alive()
         return summarise(self._outcomes, schedule[0].at_s, last_s, end_s)
 
     async def _arrive(self) -> None:
