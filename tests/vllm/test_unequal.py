@@ -1,9 +1,8 @@
 """Two real engines of vLLM of unequal shape; KV goes both ways.
 
 Once one of them has two ranks, and once all attention is to a sliding window; blocks are of unequal
-size both times. They take minutes to start, so this runs by `make shapes` alone. Prefill is chunked and prefixes
-are cached at both. Tokens of engines of one and of two ranks are compared where each was computed:
-the first engine's KV decides what the second one says.
+size both times. They take minutes to start, so this runs by `make shapes` alone. Prefill is chunked
+and prefixes are cached at both. What is compared is what the prefill engine would say itself.
 """
 
 from __future__ import annotations
