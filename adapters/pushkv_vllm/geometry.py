@@ -107,8 +107,8 @@ def _cells(name: str, cache: Any, spec: Any, engine: Engine | None) -> Cells | N
     if engine is None or name not in layers:
         return None
     backend = layers[name].get_attn_backend().get_name()
-    if backend == "CPU_MLA" and cache.ndim == 3:
-        return Cells("HN", 1, cache.shape[1])
+    if backend == "CPU_MLA" and (cache.ndim == 3 or cache.shape[1] == 1):
+        return Cells("HN", 1, cache.shape[-2])
     if backend == "CPU_ATTN" and cache.ndim == 4 and _transposes(spec, cache, engine):
         return Cells("HTN", _heads_total(spec, engine), cache.shape[2], 2, cache.element_size())
     return None

@@ -16,11 +16,16 @@ pytest.importorskip("vllm")
 
 import torch
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, _get_attn_isa
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    MLAAttentionSpec,
+)
 
 from pushkv.block_map import block_map
 from pushkv.core.ids import Blocks
-from pushkv.layout import CacheLayout
+from pushkv.layout import CacheLayout, Cells
 from pushkv.rank_plan import RankPlan, Ranks
 from pushkv_vllm.geometry import Engine, cache_layout
 from vllm import _custom_ops as ops
@@ -140,3 +145,20 @@ def test_what_backend_is_unknown_is_opaque() -> None:
     opaque = cache_layout(caches, {NAME: cache.tensor}, Engine(config, Ranks(2), 1))
     assert opaque.groups[0].cells is None
     assert (opaque.tensor_parallel_size, opaque.tensor_parallel_rank) == (2, 1)
+
+
+@pytest.mark.parametrize("shape", [(COUNT, 16, 576), (COUNT, 1, 16, 576)])
+def test_a_latent_is_one_head_that_every_rank_holds(shape: tuple[int, ...]) -> None:
+    spec = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=576, dtype=torch.float32)
+    caches = KVCacheConfig(
+        num_blocks=COUNT, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec([NAME], spec)]
+    )
+    layer = SimpleNamespace(get_attn_backend=lambda: SimpleNamespace(get_name=lambda: "CPU_MLA"))
+    config = SimpleNamespace(
+        compilation_config=SimpleNamespace(static_forward_context={NAME: layer})
+    )
+    layout = cache_layout(caches, {NAME: torch.zeros(shape)}, Engine(config, Ranks(2), 1))
+    (group,) = layout.groups
+    assert group.cells == Cells("HN", 1, 16)
+    assert layout.heads_here(group) == range(1)
+    assert group.cell_bytes(1) == (576 * 4,)
