@@ -83,6 +83,8 @@ class ScriptedBridge:
         self.prefills: dict[TransferId, str] = {}
         self.digests: dict[TransferId, bytes] = {}
         self.on_computed: Callable[[Computed], None] = lambda event: None
+        self.on_delivered: Callable[[Offered], None] = lambda offered: None
+        self.ended: set[int] = set()
         self.listener: Callable[[], None] = lambda: None
 
     def submit(self, event: EngineEvent) -> None:
@@ -144,6 +146,9 @@ class ScriptedBridge:
         return [event for event in self.submitted if type(event) is kind]
 
     def deliver(self, offered: Offered, *, release: bool = True) -> None:
+        if offered.attempt not in self.ended:
+            self.ended.add(offered.attempt)
+            self.on_delivered(offered)
         self.report(Delivered(offered.transfer, offered.attempt))
         if release:
             self.release(offered)
@@ -151,6 +156,7 @@ class ScriptedBridge:
     def fail(
         self, offered: Offered, reason: Reason = Reason.ABORTED, *, retry: bool = False
     ) -> None:
+        self.ended.add(offered.attempt)
         self.report(NotDelivered(offered.transfer, offered.attempt, reason, retry))
 
     def release(self, offered: Offered) -> None:
@@ -279,6 +285,7 @@ class Engine:
         self.content: Writes = {}
         """What every place of every block holds: a position of some prompt, and its token."""
         self.bridge.on_computed = self._check
+        self.bridge.on_delivered = self._written
 
     # -- what EngineCore does
 
@@ -329,6 +336,14 @@ class Engine:
                 place = (table[at // BLOCK], at % BLOCK)
                 writes[place] = (at, request.prompt_token_ids[at])
         return writes
+
+    def _written(self, offered: Offered) -> None:
+        """A producer has written an attempt's blocks, which a prefix cache may give to others."""
+        prompt = self.prompts.get(offered.prompt_digest, ())
+        (blocks,) = offered.blocks
+        for at in range(offered.start, min(offered.end, len(prompt))):
+            block, place = divmod(at - offered.start, BLOCK)
+            self.content[blocks[block], place] = (at, prompt[at])
 
     def _check(self, event: Computed) -> None:
         """What is announced as computed is there."""
