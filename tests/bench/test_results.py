@@ -16,6 +16,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from rich.progress import Progress as Bars
 from typer.testing import CliRunner
 
 from pushkv.bench.bars import bars
@@ -44,9 +45,11 @@ from pushkv.bench.results import (
 from pushkv.bench.table import show
 from pushkv.bench.workload import parse_cell, parse_lengths
 from pushkv.cli.app import app
+from pushkv.cli.bench import Teller
 from pushkv.core.errors import ConfigurationError
 from pushkv.core.ids import TransferId
 from pushkv.demo.engine_site.sitecustomize import DELAY, HOOKS
+from pushkv.demo.supervise import Progress
 from pushkv.observe.timeline import Timeline
 
 METRICS = """# HELP vllm:request_queue_time_seconds Histogram
@@ -250,6 +253,26 @@ def test_a_wrong_option_is_refused_by_name(option: list[str], said: str) -> None
     ran = CliRunner().invoke(app, ["bench", *option], env={"COLUMNS": "200"})
     assert ran.exit_code == 2
     assert said in ran.output
+
+
+def test_progress_that_nobody_watches_is_lines(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Bars(console=Console(file=io.StringIO())) as shown:
+        teller = Teller(shown)
+        for ready in (False, False, True):
+            for name in ("one", "two"):
+                teller.starting(Progress(name, 1.0, ready, ""))
+        teller.tell("128: push", 0, 2)
+        teller.tell("128: pushkv", 1, 2)
+    assert capsys.readouterr().err.splitlines() == [
+        "starting: one 0/1",
+        "starting: two 0/1",
+        "starting: one 1/1",
+        "starting: two 1/1",
+        "128: push 0/2",
+        "128: pushkv 1/2",
+    ]
 
 
 # -- meters

@@ -139,7 +139,7 @@ def bench_command(
                 bench_faults(settings, fault_schedule, json, console)
                 return
             with _bars() as progress:
-                teller = _Teller(progress)
+                teller = Teller(progress)
                 results = run_bench(settings, teller.tell, teller.starting)
         if json is not None:
             write_results(results, json)
@@ -197,12 +197,13 @@ def _bars() -> Bars:
     )
 
 
-class _Teller:
-    """A bar for each engine that starts, then one for each cell."""
+class Teller:
+    """A bar for each engine that starts, then for each cell; lines, where it is no terminal."""
 
     def __init__(self, bars: Bars) -> None:
         self._bars = bars
         self._tasks: dict[str, TaskID] = {}
+        self._said: set[str] = set()
 
     def starting(self, news: Progress) -> None:
         """An engine is starting, or ready."""
@@ -214,6 +215,10 @@ class _Teller:
         if key not in self._tasks:
             self._tasks[key] = self._bars.add_task(what)
         whole = what == key and done == total
+        line = f"{what} {done}/{total}"
+        if not self._bars.console.is_terminal and line not in self._said:
+            typer.echo(line, err=True)
+            self._said.add(line)
         self._bars.update(
             self._tasks[key],
             description=what,
