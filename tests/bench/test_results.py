@@ -156,6 +156,13 @@ def test_a_bar_that_is_missed_is_said_to_be() -> None:
     assert not found["CPU in hooks per request", "push"].met
 
 
+def test_a_negative_excess_is_noise_and_no_success() -> None:
+    found = {(one.figure, one.other): one for one in bars(run(pushkv=mode(0.2, -0.1)))}
+    excess = found["TTFT less prefill", "push"]
+    assert (excess.verdict, excess.met) == ("noise", False)
+    assert found["TPOT", "push"].verdict == "met"
+
+
 def test_idle_cpu_is_compared_where_others_are_as_shipped() -> None:
     idle = [one for one in bars(run(as_shipped=True)) if one.cell == "idle"]
     assert [(one.other, one.met) for one in idle] == [("push", True), ("pull", True)]

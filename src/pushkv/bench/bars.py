@@ -41,9 +41,22 @@ class Ratio:
         return max(self.mine, FLOOR_S) / max(self.theirs, FLOOR_S)
 
     @property
+    def noise(self) -> bool:
+        """Whether a figure is not even positive: what was subtracted was measured in worse times.
+
+        Such a comparison says nothing, however good the ratio looks.
+        """
+        return min(self.mine, self.theirs) <= 0
+
+    @property
     def met(self) -> bool:
-        """Whether it is no more than it may be."""
-        return self.value <= self.most
+        """Whether it is no more than it may be, and not by noise."""
+        return not self.noise and self.value <= self.most
+
+    @property
+    def verdict(self) -> str:
+        """In a word."""
+        return "noise" if self.noise else "met" if self.met else "missed"
 
 
 def _excess(one: ModeResult) -> float | None:

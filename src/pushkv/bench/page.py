@@ -30,7 +30,7 @@ th, td { padding: .15rem .6rem; text-align: right; border-bottom: 1px solid #ddd
 th:first-child, td:first-child { text-align: left; }
 svg { max-width: 100%; height: auto; margin: .4rem .4rem .4rem 0; }
 svg text { font-size: 11px; fill: #222; }
-.missed { color: #b00020; } .met { color: #00704a; }
+.missed { color: #b00020; } .met { color: #00704a; } .noise { color: #775500; }
 """
 
 
@@ -95,7 +95,7 @@ def _bars_table(found: Sequence[Ratio]) -> str:
     rows = "".join(
         "<tr>"
         + "".join(f"<td>{escape(each)}</td>" for each in (one.cell, one.figure, one.other))
-        + f'<td class="{"met" if one.met else "missed"}">{one.value:.2f}</td>'
+        + f'<td class="{one.verdict}">{one.value:.2f} {one.verdict}</td>'
         + f"<td>{one.most:g}</td></tr>"
         for one in found
     )

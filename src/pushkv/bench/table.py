@@ -11,6 +11,8 @@ from .results import CellResult, ModeResult, Percentiles, Results
 
 __all__ = ["show"]
 
+COLOURS = {"met": "green", "missed": "red", "noise": "yellow"}
+
 
 def show(results: Results, console: Console) -> None:
     """Print two tables per cell, and the ratios by which pushkv is judged.
@@ -91,7 +93,7 @@ def _bars(found: list[Ratio]) -> Table:
             scale(one.theirs),
             f"{one.value:.2f}",
             f"{one.most:g}",
-            "[green]met[/]" if one.met else "[red]missed[/]",
+            f"[{COLOURS[one.verdict]}]{one.verdict}[/]",
         )
     return table
 
