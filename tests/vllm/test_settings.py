@@ -157,8 +157,10 @@ def test_a_missing_key_is_named(missing: str) -> None:
         ("transfer_id", "t" * 401),
         ("remote_request_id", {}),
         ("remote_engine_id", 5),
-        ("tp_size", 2),
+        ("tp_size", 0),
+        ("tp_size", True),
         ("tp_size", "1"),
+        ("dcp_size", 2),
         ("pp_size", [1]),
     ],
 )
