@@ -14,11 +14,12 @@ NEEDS = {"nixl": ("nixl_cu13", "nixl_cu12"), "vllm": ("vllm",)}
 
 
 def pytest_configure() -> None:
-    """Hear of Ctrl-C also where a shell started the tests in the background.
+    """Hear of Ctrl-C and of a hang-up also in the background and under ``nohup``.
 
-    It is ignored there, and what is ignored is inherited by the commands that the tests interrupt.
+    They are ignored there, and what is ignored is inherited by the commands that the tests signal.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

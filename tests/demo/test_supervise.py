@@ -185,16 +185,19 @@ def test_nothing_outlives_the_parent(tmp_path: Path, how: signal.Signals, mode: 
         start_new_session=True,
         text=True,
     ) as parent:
-        assert parent.stdout is not None
-        ports = parent.stdout.readline().split()
-        if mode == "serves":
-            assert parent.stdout.readline() == "ready\n"
-        started = wait_for_servers(ports)
-        if how in (signal.SIGINT, signal.SIGHUP):
-            os.killpg(parent.pid, how)  # as a terminal does
-        else:
-            parent.send_signal(how)
-        parent.wait(WAIT_S)
+        try:
+            assert parent.stdout is not None
+            ports = parent.stdout.readline().split()
+            if mode == "serves":
+                assert parent.stdout.readline() == "ready\n"
+            started = wait_for_servers(ports)
+            if how in (signal.SIGINT, signal.SIGHUP):
+                os.killpg(parent.pid, how)  # as a terminal does
+            else:
+                parent.send_signal(how)
+            parent.wait(WAIT_S)
+        finally:
+            parent.kill()  # one that heard nothing would hold up this test, and fail a later one
     deadline = time.monotonic() + WAIT_S
     while left := [pid for group in started for pid in members(group)]:
         assert time.monotonic() < deadline, left
