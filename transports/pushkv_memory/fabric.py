@@ -268,7 +268,7 @@ class MemoryFabric:
     def _refuse(
         self, port: Port, write: Write, outcome: WriteOutcome, cause: str, now: Instant
     ) -> None:
-        self._history.append(Ended(now, write.attempt, write.part, outcome))
+        self._history.append(Ended(now, port.worker, write.attempt, write.part, outcome))
         self._tell(port, Completion(write.attempt, write.part, outcome, 0, cause))
 
     def _post(self, port: Port, write: Write, now: Instant) -> None:
@@ -357,7 +357,8 @@ class MemoryFabric:
     def _close(self, flying: Flying, outcome: Outcome, cause: str, now: Instant) -> None:
         completion = flying.end(outcome, cause, self.capabilities)
         key = flying.flight.key
-        self._history.append(Ended(now, key.attempt, key.part, completion.outcome))
+        ended = Ended(now, flying.port.worker, key.attempt, key.part, completion.outcome)
+        self._history.append(ended)
         self._forget_if_over(flying)
         self._tell(flying.port, completion)
 

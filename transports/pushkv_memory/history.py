@@ -52,6 +52,7 @@ class Ended:
     """The writer was told."""
 
     at: Instant
+    writer: Worker
     attempt: AttemptId
     part: int
     outcome: WriteOutcome

@@ -80,8 +80,11 @@ class Surroundings(Protocol):
     def offered(self) -> None:
         """An attempt has begun at a decode engine."""
 
-    def open_reads(self, transfer: TransferId) -> int:
-        """How many WRITEs may still read a transfer's source."""
+    def open_writes(self, writer: Worker, transfer: TransferId) -> int:
+        """How many WRITEs of a transfer by `writer` were posted and have not ended."""
+
+    def open_reads(self, writer: Worker, transfer: TransferId) -> int:
+        """How many WRITEs may still read it at `writer`: those, and those of unknown outcome."""
 
     def last_post(self, transfer: TransferId) -> int:
         """When a WRITE of a transfer was last posted, in virtual nanoseconds."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from enum import StrEnum
 from functools import partial
 
 from attrs import define, field
 
-from pushkv.core.effects import Report, SourceReleased
+from pushkv.core.effects import Report, SourceReleased, SourceYielded
 from pushkv.core.events import (
     Arrived,
     Computed,
@@ -17,13 +17,16 @@ from pushkv.core.events import (
     PrefillResumed,
     Proven,
 )
+from pushkv.core.ids import TransferId
 
 from .engine import MILLISECOND, Engine, Rank, Request, Surroundings
 from .pool import BLOCK_TOKENS, Holder, ViolationError
 
 __all__ = ["Prefill"]
 
-POLLS_MOST = 200
+LOOK_EVERY = 100 * MILLISECOND
+LOOKS_MOST = 10
+"""How often a prefill without its source's word is looked at before it is given up."""
 
 
 class At(StrEnum):
@@ -37,7 +40,12 @@ class At(StrEnum):
 
 @define(eq=False)
 class Job:
-    """One prompt's prefill, and its source blocks at each rank."""
+    """One prompt's prefill, and its source blocks at each rank.
+
+    Attributes:
+        yielded: The ranks that gave the blocks of the latest preemption back.
+        freed: The ranks that released the source.
+    """
 
     request: Request
     holder: Holder
@@ -45,6 +53,7 @@ class Job:
     at: At = At.WAITING
     done_blocks: int = 0
     was_preempted: bool = False
+    yielded: set[int] = field(factory=set)
     freed: set[int] = field(factory=set)
 
     @property
@@ -60,12 +69,14 @@ class Prefill(Engine):
         super().__init__(around, name, ranks, seed)
         self.jobs: dict[str, Job] = {}
         self._queue: deque[Job] = deque()
+        self._owed: Counter[tuple[TransferId, int]] = Counter()
 
     def begin(self) -> None:
         """A new life knows nothing of the one before."""
         if not self.is_up:
             self.jobs = {}
             self._queue.clear()
+            self._owed.clear()
         super().begin()
 
     def admit(self, request: Request) -> None:
@@ -132,53 +143,78 @@ class Prefill(Engine):
         self._fill()
 
     def _preempt(self, job: Job) -> None:
-        """The blocks are wanted; they may go once no WRITE reads them."""
+        """The blocks are wanted; each rank says when no WRITE reads them there any more."""
         if job.at is not At.RUNNING or self.is_stopping:
             return
         job.at = At.PREEMPTED
+        job.yielded.clear()
         for rank in self.ranks:
+            self._owed[job.request.transfer, rank.number] += 1
             rank.submit(PrefillPreempted(job.request.transfer))
-        self.later(5 * MILLISECOND, partial(self._take_away, job, 0))
+        self.later(LOOK_EVERY, partial(self._look, job, 1, frozenset()))
 
-    def _take_away(self, job: Job, polls: int) -> None:
-        if job.at is not At.PREEMPTED:
+    def _look(self, job: Job, looks: int, idle_before: frozenset[int]) -> None:
+        """A rank must say it as soon as it is so; the engine does not wait for it for ever."""
+        if job.at is not At.PREEMPTED or self.is_stopping:
             return
-        if self.around.open_reads(job.request.transfer):
-            if polls < POLLS_MOST:
-                self.later(5 * MILLISECOND, partial(self._take_away, job, polls + 1))
-            else:
-                self._abort(job)
-            return
-        if job.freed:
+        idle = frozenset(
+            rank.number for rank in self.ranks if not self._may_read(rank, job.request.transfer)
+        )
+        unsaid = (idle & idle_before) - job.yielded - job.freed
+        if unsaid:
+            raise ViolationError(
+                "I3", f"{self.name}: {job.holder} is idle and never yielded at {sorted(unsaid)}"
+            )
+        if looks < LOOKS_MOST:
+            self.later(LOOK_EVERY, partial(self._look, job, looks + 1, idle))
+        else:
             self._abort(job)
-            return
-        for rank in self.ranks:
-            rank.pool.give(job.holder)
-        job.at, job.was_preempted = At.WAITING, True
-        self._queue.append(job)
-        self._fill()
+
+    def _may_read(self, rank: Rank, transfer: TransferId) -> bool:
+        assert rank.worker is not None
+        return self.around.open_reads(rank.worker, transfer) > 0
 
     def hear(self, rank: Rank, report: Report) -> None:
-        """The source of one transfer is free at one rank."""
-        if not isinstance(report, SourceReleased):
+        """The source of one transfer, or what a preemption wants of it, is free at one rank."""
+        if not isinstance(report, SourceReleased | SourceYielded):
             raise ViolationError("I3", f"{rank.host}: {report} to an engine that prefills")
+        assert rank.worker is not None
+        if self.around.open_writes(rank.worker, report.transfer):
+            raise ViolationError("I1", f"{rank.host}: {report} while a WRITE reads it")
         job = self.jobs.get(report.transfer)
-        if job is None or rank.number in job.freed:
-            raise ViolationError("I3", f"{rank.host}: {report} a second time")
-        job.freed.add(rank.number)
+        if isinstance(report, SourceReleased):
+            if job is None or rank.number in job.freed:
+                raise ViolationError("I3", f"{rank.host}: {report} a second time")
+            job.freed.add(rank.number)
+        else:
+            if not self._owed[report.transfer, rank.number]:
+                raise ViolationError("I3", f"{rank.host}: {report} without a preemption")
+            self._owed[report.transfer, rank.number] -= 1
+            self.around.counters["sources yielded"] += 1
+            if job is None:
+                return  # it was released before the preemption, and given up since
+            job.yielded.add(rank.number)
         self._settle(job)
         self._fill()
 
     def _settle(self, job: Job) -> None:
-        """A rank's blocks go back when its prefill is over and nothing reads them."""
-        if job.at is not At.OVER:
+        """A rank's blocks go back when nothing reads them and no prefill writes them."""
+        if job.at not in (At.PREEMPTED, At.OVER):
             return
+        said = job.yielded | job.freed if job.at is At.PREEMPTED else job.freed
         for rank in self.ranks:
-            if rank.number in job.freed and job.holder in rank.pool.held:
+            if rank.number in said and job.holder in rank.pool.held:
                 rank.pool.give(job.holder)
                 self.around.counters["sources given back"] += 1
-        if len(job.freed) == len(self.ranks):
+        if len(said) < len(self.ranks):
+            return
+        if job.at is At.OVER:
             self.jobs.pop(job.request.transfer, None)
+        elif job.freed:
+            self._abort(job)  # the core has ended it: nobody wants the rest
+        else:
+            job.at, job.was_preempted = At.WAITING, True
+            self._queue.append(job)
 
     def prove(self, patience: int, keep_one_in: int) -> None:
         """The operator has looked: nothing reads sources of long ago any more."""

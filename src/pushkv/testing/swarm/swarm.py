@@ -101,9 +101,10 @@ class _Swarm:
         self._events = 0
         self._violation: Violation | None = None
         self._requests: dict[TransferId, Request] = {}
-        self._reads: Counter[TransferId] = Counter()
+        self._open: Counter[tuple[Worker, TransferId]] = Counter()
+        self._doubted: Counter[tuple[Worker, TransferId]] = Counter()
         self._last_post: dict[TransferId, int] = {}
-        self._posted: set[tuple[AttemptId, int]] = set()
+        self._posted: set[tuple[Worker, AttemptId, int]] = set()
         self._ranks: dict[Worker, Rank] = {}
         self._asked = self._told = self._open_most = self._live_most = 0
         self._faults_left = self.weather.faults
@@ -397,9 +398,13 @@ class _Swarm:
         kinds = " ".join(type(effect).__name__ for effect in record.effects)
         self.happened(f"{rank.host} {record.now} {record.row.name} {name} {kinds}")
 
-    def open_reads(self, transfer: TransferId) -> int:
-        """How many WRITEs may still read a transfer's source."""
-        return self._reads[transfer]
+    def open_writes(self, writer: Worker, transfer: TransferId) -> int:
+        """How many WRITEs of a transfer by `writer` were posted and have not ended."""
+        return self._open[writer, transfer]
+
+    def open_reads(self, writer: Worker, transfer: TransferId) -> int:
+        """How many WRITEs may still read it at `writer`: those, and those of unknown outcome."""
+        return self._open[writer, transfer] + self._doubted[writer, transfer]
 
     def last_post(self, transfer: TransferId) -> int:
         """When a WRITE of a transfer was last posted, in virtual nanoseconds."""
@@ -412,16 +417,19 @@ class _Swarm:
             self.happened(f"landed {entry.attempt.transfer} {entry.attempt.attempt} {entry.part}")
             self.guarded(partial(self._landed, entry))
         elif isinstance(entry, Posted):
-            self._posted.add((entry.attempt, entry.part))
-            self._reads[entry.attempt.transfer] += 1
+            self._posted.add((entry.writer, entry.attempt, entry.part))
+            self._open[entry.writer, entry.attempt.transfer] += 1
             self._last_post[entry.attempt.transfer] = entry.at
             self.counters["writes"] += 1
             self.happened(f"posted {entry.attempt.transfer} {entry.attempt.attempt} {entry.part}")
         elif isinstance(entry, Ended):
             self.counters[f"writes {entry.outcome}"] += 1
-            if (entry.attempt, entry.part) in self._posted and entry.outcome != "unknown":
-                self._posted.discard((entry.attempt, entry.part))
-                self._reads[entry.attempt.transfer] -= 1
+            posted = (entry.writer, entry.attempt, entry.part)
+            if posted in self._posted:
+                self._posted.discard(posted)
+                source = (entry.writer, entry.attempt.transfer)
+                self._open[source] -= 1
+                self._doubted[source] += entry.outcome == "unknown"
 
     def _landed(self, entry: Landed) -> None:
         """I1: the block is the attempt's own, and what is in it now is the prompt's."""
