@@ -9,7 +9,14 @@ import pytest
 from pushkv.check.known import rule_of
 from pushkv.check.patch import Patch
 from pushkv.check.taken_out import TAKEN_OUT
-from pushkv.core.effects import BlocksReleased, Delivered, NotDelivered, Report
+from pushkv.core.effects import (
+    BlocksReleased,
+    Delivered,
+    NotDelivered,
+    Report,
+    SourceReleased,
+    SourceYielded,
+)
 from pushkv.runtime import Bridge
 from pushkv.testing.swarm import Backend, Kind, SwarmSettings, Violation, run_swarm
 
@@ -35,6 +42,8 @@ CAUGHT_IN_STORMS = {
     "no restart grace": ("R13", 12),
 }
 """What needs more bad luck at once, and the seed of a small storm that has it."""
+YIELDS = SwarmSettings(1, 60, 6, Backend.ASYNCIO, Kind.STORM)
+"""A small storm in which prefills are preempted."""
 
 
 @pytest.fixture
@@ -95,4 +104,29 @@ def test_a_report_that_gets_lost_is_missed(
     found = run_swarm(SwarmSettings(3, 60, 6)).violation
     assert found is not None
     assert found.invariant == invariant
+    assert said in found.detail
+
+
+@pytest.mark.parametrize(
+    ("kind", "times", "said"),
+    [
+        (SourceYielded, 0, "is idle and never yielded"),
+        (SourceYielded, 2, "without a preemption"),
+        (SourceReleased, 2, "a second time"),
+    ],
+    ids=["never yielded", "yielded twice", "released twice"],
+)
+def test_what_a_source_says_is_said_once(
+    kind: type[Report], times: int, said: str, patch: Patch
+) -> None:
+    report = Bridge.report
+
+    def repeating(self: Bridge, each: Report) -> None:
+        for _ in range(times if isinstance(each, kind) else 1):
+            report(self, each)
+
+    patch.set(Bridge, "report", repeating)
+    found = run_swarm(YIELDS).violation
+    assert found is not None
+    assert found.invariant == "I3"
     assert said in found.detail
