@@ -17,8 +17,11 @@ from pushkv.core.effects import (
     SourceReleased,
     SourceYielded,
 )
+from pushkv.core.ids import TransferId, Worker
 from pushkv.runtime import Bridge
+from pushkv.runtime.outbound import Outbound
 from pushkv.testing.swarm import Backend, Kind, SwarmSettings, Violation, run_swarm
+from pushkv.testing.swarm.swarm import _Swarm
 
 SEEDS = 8
 CAUGHT = {
@@ -39,11 +42,11 @@ CAUGHT_IN_STORMS = {
     "write bound not counted": ("R5", 35),
     "nothing remembered": ("R7", 14),
     "new permit covers old registrations": ("R11", 1),
-    "no restart grace": ("R13", 12),
+    "no restart grace": ("R13", 37),
 }
 """What needs more bad luck at once, and the seed of a small storm that has it."""
-YIELDS = SwarmSettings(1, 60, 6, Backend.ASYNCIO, Kind.STORM)
-"""A small storm in which prefills are preempted."""
+YIELDS = SwarmSettings(2, 60, 6, Backend.ASYNCIO, Kind.STORM)
+"""A small storm in which prefills are preempted while WRITEs read their blocks."""
 
 
 @pytest.fixture
@@ -130,3 +133,27 @@ def test_what_a_source_says_is_said_once(
     assert found is not None
     assert found.invariant == "I3"
     assert said in found.detail
+
+
+def hasty(self: Outbound, transfer: TransferId) -> None:
+    self._yielded.append(transfer)
+
+
+def test_a_source_that_is_yielded_while_a_write_reads_it_is_missed(patch: Patch) -> None:
+    patch.set(Outbound, "preempted", hasty)
+    found = run_swarm(YIELDS).violation
+    assert found is not None
+    assert found.invariant == "I1"
+    assert "while a WRITE reads it" in found.detail
+
+
+def test_the_bytes_alone_show_that_a_source_was_yielded_early(patch: Patch) -> None:
+    def unseen(self: _Swarm, writer: Worker, transfer: TransferId) -> int:
+        return 0
+
+    patch.set(Outbound, "preempted", hasty)
+    patch.set(_Swarm, "open_writes", unseen)
+    found = run_swarm(YIELDS).violation
+    assert found is not None
+    assert found.invariant == "I1"
+    assert "was read from a source of others" in found.detail

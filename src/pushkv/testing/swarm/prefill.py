@@ -24,6 +24,7 @@ from .pool import BLOCK_TOKENS, Holder, ViolationError
 
 __all__ = ["Prefill"]
 
+PREEMPTED_SLOWLY = 200 * MILLISECOND
 LOOK_EVERY = 100 * MILLISECOND
 LOOKS_MOST = 10
 """How often a prefill without its source's word is looked at before it is given up."""
@@ -85,9 +86,8 @@ class Prefill(Engine):
         job = self.jobs[request.transfer] = Job(request, holder, self.around.agenda.now())
         for rank in self.ranks:
             rank.submit(Arrived(request.transfer, self.digest_of(request)))
-        for name, call in (("abort", self._abort), ("preempt prefill", self._preempt)):
-            if name in request.trouble:
-                self.later(request.trouble[name], partial(call, job))
+        if "abort" in request.trouble:
+            self.later(request.trouble["abort"], partial(self._abort, job))
         self._queue.append(job)
         self._fill()
 
@@ -108,7 +108,10 @@ class Prefill(Engine):
             self._soon(job)
 
     def _soon(self, job: Job) -> None:
-        slow = job.request.trouble.get("slow prefill", 0)
+        trouble = job.request.trouble
+        slow = trouble.get("slow prefill", 0)
+        if "preempt prefill" in trouble and not job.was_preempted:
+            slow += PREEMPTED_SLOWLY  # else it is over, or nobody has registered, by then
         wait = 1 + self.random.randrange(8 * MILLISECOND + slow)
         self.later(wait, partial(self._compute, job, job.done_blocks))
 
@@ -129,8 +132,10 @@ class Prefill(Engine):
             rank.submit(Computed(request.transfer, tokens, (blocks,), final))
         if final:
             self._settle(job)
-        else:
-            self._soon(job)
+            return
+        if "preempt prefill" in request.trouble and not done and not job.was_preempted:
+            self.later(request.trouble["preempt prefill"], partial(self._preempt, job))
+        self._soon(job)
 
     def _abort(self, job: Job) -> None:
         """The engine gives the request up, whenever that is."""
