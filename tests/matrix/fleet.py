@@ -145,6 +145,8 @@ class Fleet:
             arguments=(
                 *("--num-gpu-blocks-override", str(self.plan.blocks)),
                 "--no-enable-prefix-caching",
+                # Else vLLM 0.32 kills its EngineCore at once, and who waits is never answered.
+                *("--shutdown-timeout", "20"),
                 *self.plan.arguments,
             ),
             environment={
