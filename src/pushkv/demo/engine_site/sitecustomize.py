@@ -105,12 +105,12 @@ def _timer(path: str) -> Callable[[Any], None]:
             if inside[0]:
                 return hook(*args, **kwargs)
             inside[0] = True
-            cpu, wall = time.thread_time_ns(), time.perf_counter_ns()
+            wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
             try:
                 return hook(*args, **kwargs)
             finally:
-                totals[slot + 1] += time.perf_counter_ns() - wall
                 totals[slot + 2] += time.thread_time_ns() - cpu
+                totals[slot + 1] += time.perf_counter_ns() - wall
                 totals[slot] += 1
                 inside[0] = False
 
