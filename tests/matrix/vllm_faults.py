@@ -29,8 +29,9 @@ async def killed_prefill_during(scene: Scene) -> None:
     """The prefill engine is killed while it computes; decode has registered."""
     prompt = await scene.prompt(LONG)
     async with anyio.create_task_group() as tasks:
+        tasks.start_soon(scene.crowd)
         tasks.start_soon(scene.client, prompt, new_name())
-        await anyio.sleep(0.25)
+        await scene.until_busy()
         scene.kill("prefill")
 
 
@@ -38,13 +39,15 @@ async def killed_prefill_registered(scene: Scene) -> None:
     """Decode has registered, or knows where to pull from, and waits; then prefill is killed."""
     prompt, name, fleet = await scene.prompt(LONG), new_name(), scene.fleet
     async with anyio.create_task_group() as tasks:
+        if fleet.system.decode is not None:
+            tasks.start_soon(scene.decode_only, prompt, name)
+            await anyio.sleep(2)
+        tasks.start_soon(scene.crowd)
         if fleet.system.decode is None:
             tasks.start_soon(scene.client, prompt, name)
         else:
-            tasks.start_soon(scene.decode_only, prompt, name)
-            await anyio.sleep(2)
             tasks.start_soon(scene.prefill_only, prompt, name)
-        await anyio.sleep(0.15)
+        await scene.until_busy()
         scene.kill("prefill")
 
 
@@ -73,8 +76,9 @@ async def killed_decode_during(scene: Scene) -> None:
     prompt = await scene.prompt(LONG)
     scene.may_fail = True
     async with anyio.create_task_group() as tasks:
+        tasks.start_soon(scene.crowd)
         tasks.start_soon(scene.client, prompt, new_name())
-        await anyio.sleep(0.25)
+        await scene.until_busy()
         scene.kill("decode")
 
 
@@ -186,12 +190,12 @@ async def parallel_samples(scene: Scene) -> None:
 
 
 async def aborted_prefill(scene: Scene) -> None:
-    """The prefill leg is given up while it computes; decode waits for it."""
+    """The prefill leg is given up right after it was sent; decode waits for it."""
     prompt, name, fleet = await scene.prompt(LONG), new_name(), scene.fleet
     async with anyio.create_task_group() as tasks:
         if fleet.system.decode is not None:
             tasks.start_soon(scene.decode_only, prompt, name)
-        with anyio.move_on_after(0.25):
+        with anyio.move_on_after(0.05):
             await fleet.ask("prefill", prompt, fleet.system.prefill(name), request=name, tokens=1)
 
 
