@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pushkv.demo import engine_site
-from pushkv.demo.engine_site.sitecustomize import DELAY, HOOKS, TIMES
+from pushkv.demo.engine_site.sitecustomize import DELAY, HOOKS, MARKS, TIMES
 
 SITE = str(Path(engine_site.__file__).parent)
 CONFIGURED = """
@@ -58,7 +58,7 @@ assert one.shutdown() == "not a hook"
 def run(code: str, *path: str, **environment: str) -> str:
     """Standard output of a fresh interpreter."""
     found = os.pathsep.join(filter(None, (*path, os.environ.get("PYTHONPATH"))))
-    clean = {k: v for k, v in os.environ.items() if k not in (DELAY, TIMES)}
+    clean = {k: v for k, v in os.environ.items() if k not in (DELAY, TIMES, MARKS)}
     return subprocess.run(
         [sys.executable, "-c", code],
         env={**clean, **environment, "PYTHONPATH": found},
@@ -80,8 +80,8 @@ def test_hooks_are_timed_once_each_for_the_outermost(tmp_path: Path) -> None:
     for folder in (package, *package.parents[:3]):
         (folder / "__init__.py").touch()  # goes before the real one
     (package / "factory.py").write_text(FACTORY)
-    times = tmp_path / "times"
-    run(HOOKED, SITE, str(tmp_path), **{TIMES: str(times)})
+    times, marks = tmp_path / "times", tmp_path / "marks"
+    run(HOOKED, SITE, str(tmp_path), **{TIMES: str(times), MARKS: str(marks)})
     totals = array.array("Q", times.read_bytes())
     by_name = {name: totals[3 * at : 3 * at + 3].tolist() for at, name in enumerate(HOOKS)}
     assert len(totals) == 3 * len(HOOKS)
@@ -90,6 +90,13 @@ def test_hooks_are_timed_once_each_for_the_outermost(tmp_path: Path) -> None:
     _, wall, cpu = by_name["start_load_kv"]
     assert wall > cpu > 0
     assert {name for name, each in by_name.items() if each[0]} == {"get_finished", "start_load_kv"}
+    told = array.array("Q", marks.read_bytes())
+    hooks, began, ended = told[0::3], told[1::3], told[2::3]
+    assert [HOOKS[each] for each in hooks] == ["get_finished", "start_load_kv"] * 2 + [
+        "start_load_kv"
+    ]
+    assert sum(ended[at] - began[at] for at in (1, 3, 4)) == wall
+    assert all(first <= then for first, then in zip(ended, began[1:], strict=False))
     run(HOOKED, SITE, str(tmp_path))
     assert array.array("Q", times.read_bytes()) == totals
 

@@ -8,18 +8,22 @@ Python imports a module of this name before anything else. It acts on what the e
 - ``PUSHKV_HOOK_TIMES``: a file that gets the time the engine's thread spends in the hooks of its KV
   connector: three unsigned 64-bit numbers for each name of `HOOKS`: calls, nanoseconds, and
   nanoseconds of CPU. Hooks that hooks call count once, for the outermost.
+- ``PUSHKV_HOOK_MARKS``: a file to which each of these calls adds three such numbers: which of
+  `HOOKS` it was, and when it began and ended, in nanoseconds of the host's monotonic clock.
 
 It uses the standard library alone, and touches nothing until the modules in question are imported.
 """
 
 from __future__ import annotations
 
+import array
 import importlib.machinery
 import mmap
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.abc import MetaPathFinder
 from types import ModuleType
 from typing import Any
@@ -47,6 +51,7 @@ HOOKS = (
 """In the order of the file of `PUSHKV_HOOK_TIMES`."""
 DELAY = "PUSHKV_NIXL_PROGRESS_DELAY_US"
 TIMES = "PUSHKV_HOOK_TIMES"
+MARKS = "PUSHKV_HOOK_MARKS"
 
 After = Callable[[ModuleType], None]
 
@@ -71,19 +76,28 @@ def slow_progress(delay_us: int) -> After:
     return change
 
 
-def time_hooks(path: str) -> After:
-    """Make vLLM's factory hand out connectors whose hooks are timed."""
+Note = Callable[[int, int, int, int], None]
+"""Takes one call: which of `HOOKS`, when it began and ended, and its CPU, all in nanoseconds."""
+
+
+def watch_hooks(makers: Sequence[Callable[[], Note]]) -> After:
+    """Make vLLM's factory hand out connectors whose hooks are noted; both roles share a thread."""
 
     def change(factory: ModuleType) -> None:
         kind: Any = factory.KVConnectorFactory
         create = kind.create_connector
-        timed: list[Callable[[Any], None]] = []
+        notes: list[Note] = []
+        inside = [False]
+        own = _own_cpu()
 
         def create_connector(cls: Any, *args: Any, **kwargs: Any) -> Any:
             connector = create(*args, **kwargs)
-            if not timed:
-                timed.append(_timer(path))
-            timed[0](connector)
+            if not notes:
+                notes.extend(make() for make in makers)
+            for index, name in enumerate(HOOKS):
+                if hasattr(connector, name):
+                    hook = getattr(connector, name)
+                    setattr(connector, name, _noted(hook, index, notes, inside, own))
             return connector
 
         kind.create_connector = classmethod(create_connector)
@@ -91,37 +105,60 @@ def time_hooks(path: str) -> After:
     return change
 
 
-def _timer(path: str) -> Callable[[Any], None]:
-    """Adds up in `path` what the hooks of a connector take; both roles live in one thread."""
+def _own_cpu() -> int:
+    """What asking for the time costs by itself: more than a hook that does nothing, as most do."""
+    found = []
+    for _ in range(1_000):
+        cpu = time.thread_time_ns()
+        found.append(time.thread_time_ns() - cpu)
+    return sorted(found)[len(found) // 2]
+
+
+def _noted(
+    hook: Callable[..., Any], index: int, notes: Sequence[Note], inside: list[bool], own: int
+) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if inside[0]:
+            return hook(*args, **kwargs)
+        inside[0] = True
+        began, cpu = time.monotonic_ns(), time.thread_time_ns()
+        try:
+            return hook(*args, **kwargs)
+        finally:
+            used = max(0, time.thread_time_ns() - cpu - own)
+            ended = time.monotonic_ns()
+            for note in notes:
+                note(index, began, ended, used)
+            inside[0] = False
+
+    return run
+
+
+def _total(path: str) -> Note:
+    """Adds all up in the file."""
     size = 24 * len(HOOKS)
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     os.ftruncate(file, size)
     totals = memoryview(mmap.mmap(file, size)).cast("Q")
     os.close(file)
-    inside = [False]
 
-    def wrap(hook: Callable[..., Any], slot: int) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if inside[0]:
-                return hook(*args, **kwargs)
-            inside[0] = True
-            wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
-            try:
-                return hook(*args, **kwargs)
-            finally:
-                totals[slot + 2] += time.thread_time_ns() - cpu
-                totals[slot + 1] += time.perf_counter_ns() - wall
-                totals[slot] += 1
-                inside[0] = False
+    def note(index: int, began: int, ended: int, cpu: int) -> None:
+        slot = 3 * index
+        totals[slot] += 1
+        totals[slot + 1] += ended - began
+        totals[slot + 2] += cpu
 
-        return run
+    return note
 
-    def add(connector: Any) -> None:
-        for index, name in enumerate(HOOKS):
-            if hasattr(connector, name):
-                setattr(connector, name, wrap(getattr(connector, name), 3 * index))
 
-    return add
+def _mark(path: str) -> Note:
+    """Adds a line of numbers to the file."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def note(index: int, began: int, ended: int, _: int) -> None:
+        os.write(file, array.array("Q", (index, began, ended)).tobytes())
+
+    return note
 
 
 class AfterImport(MetaPathFinder):
@@ -155,9 +192,14 @@ def install() -> None:
     if DELAY in os.environ:
         slow = slow_progress(int(os.environ[DELAY]))
         actions |= {f"nixl_cu{version}._api": slow for version in (12, 13)}
-    if TIMES in os.environ:
+    makers = [
+        partial(make, os.environ[name])
+        for name, make in ((TIMES, _total), (MARKS, _mark))
+        if name in os.environ
+    ]
+    if makers:
         factory = "vllm.distributed.kv_transfer.kv_connector.factory"
-        actions[factory] = time_hooks(os.environ[TIMES])
+        actions[factory] = watch_hooks(makers)
     if actions:
         sys.meta_path.insert(0, AfterImport(actions))
 
