@@ -47,7 +47,8 @@ __all__ = [
 class Endpoint(KVConnectorHandshakeMetadata):
     """Where a worker's runtime listens; sent to the scheduler half once, at start.
 
-    `heads` are those of the whole model in each KV cache group (`CacheLayout.heads`).
+    `heads` are those of the whole model in each KV cache group (`CacheLayout.heads`), `bell` is
+    where the worker rings when there are reports.
     """
 
     engine: EngineId
@@ -55,6 +56,7 @@ class Endpoint(KVConnectorHandshakeMetadata):
     host: str
     port: int
     heads: tuple[int, ...] = (1,)
+    bell: str = ""
 
 
 @frozen

@@ -42,6 +42,7 @@ from pushkv.core.ids import Blocks, TransferId, block_count
 from pushkv.fold import RankFold
 from pushkv.rank_plan import RankPlan, Ranks
 
+from .bell import Bells
 from .blocks import Admission, BlockPool, Pins, admit, held, numbers
 from .channel import (
     Channel,
@@ -108,6 +109,7 @@ class SchedulerHalf:
         self.counts: Counter[str] = Counter()
         self.channel: Channel = Relay()
         self.alarm: Alarm | None = None
+        self._bells: Bells | None = None
         self._endpoint: Endpoint | None = None
         self._destinations: Pins[int] | None = None
         self.prefills = Prefills(
@@ -130,16 +132,29 @@ class SchedulerHalf:
         self._endpoint = endpoint = endpoints[0]
         if len(endpoints) > 1:
             self.channel = RankedRelay(RankFold(endpoint.heads, self.shape.ranks))
-            return
         local = find_runtime(endpoint.incarnation)
-        if local is not None:
-            self.counts = local.counters
-            self.channel = direct = Direct(local.bridge)
-            if self.options.while_waiting is not WhileWaiting.STEP:
-                self.alarm = Alarm(lambda: direct.reported() or self.ledger.is_due)
-                local.bridge.on_report(self.alarm.ring)
-            if self.options.while_waiting is WhileWaiting.SLEEP and not install():
-                logger.warning("pushkv: this vLLM's loop is unknown: the engine pauses, not sleeps")
+        if local is None:
+            self._listen(endpoints)
+            return
+        self.counts = local.counters
+        self.channel = direct = Direct(local.bridge)
+        if self.options.while_waiting is not WhileWaiting.STEP:
+            self.alarm = Alarm(lambda: direct.reported() or self.ledger.is_due)
+            local.bridge.on_report(self.alarm.ring)
+        if self.options.while_waiting is WhileWaiting.SLEEP and not install():
+            logger.warning("pushkv: this vLLM's loop is unknown: the engine pauses, not sleeps")
+
+    def _listen(self, endpoints: Sequence[Endpoint]) -> None:
+        """Sleep only where every worker can be heard, and the engine's loop can be told to."""
+        if self.options.while_waiting is not WhileWaiting.SLEEP:
+            return
+        bells = Bells.at([endpoint.bell for endpoint in endpoints])
+        if bells is None or not install():
+            logger.warning("pushkv: the engine steps while it waits: %s", _why(bells))
+            return
+        self._bells = bells
+        self.alarm = alarm = Alarm(lambda: bells.rung or self.ledger.is_due, attended=True)
+        bells.listen(alarm.ring)
 
     def _submit(self, event: EngineEvent) -> None:
         self.channel.submit(event)
@@ -319,11 +334,15 @@ class SchedulerHalf:
 
     def step_metadata(self, output: Any) -> StepMetadata:
         """What the workers get with the step that vLLM's `SchedulerOutput` describes."""
+        if self._bells is not None:
+            self._bells.rung = False  # of what has been reported so far, this step brings word
         self.take_reports()
         number = self.prefills.scheduled(output)
         if self.alarm is not None and not self.alarm.attended:
             self._pause(self.alarm, output.total_num_scheduled_tokens)
         due = self.ledger.drain()
+        if due.finished:
+            self._stir()
         channel = self.channel
         return StepMetadata(
             channel.outgoing(), due.finished, due.failed, channel.relayed, number, channel.said()
@@ -403,7 +422,13 @@ class SchedulerHalf:
     def take_reports(self) -> None:
         """Act on what the runtime reported."""
         for report in self.channel.take():
+            self._stir()
             self._apply(report)
+
+    def _stir(self) -> None:
+        """This step changes something, so it is not one of those after which an engine sleeps."""
+        if self.alarm is not None:
+            self.alarm.empty_steps = 0
 
     def _apply(self, report: Report) -> None:
         match report:
@@ -452,3 +477,7 @@ class SchedulerHalf:
             why,
             extra={"request": request_id, "cause": cause},
         )
+
+
+def _why(bells: Bells | None) -> str:
+    return "a worker is out of hearing" if bells is None else "this vLLM's loop is unknown"

@@ -13,6 +13,7 @@ from pushkv.core.ids import EngineId, Incarnation
 from pushkv.rank_plan import Ranks
 
 from . import CORES
+from .bell import Bell
 from .channel import Endpoint, StepMetadata, StepReports, publish, withdraw
 from .config import Options
 from .geometry import Engine, cache_layout
@@ -47,6 +48,7 @@ class WorkerHalf:
         self._kv_cache_config = kv_cache_config
         self._runtime: Runtime | None = None
         self._end_metrics: Callable[[], None] = lambda: None
+        self._bell: Bell | None = None
         self._kv_caches: Mapping[str, Any] = {}
 
     def start(self, kv_caches: Mapping[str, Any]) -> None:
@@ -105,7 +107,9 @@ class WorkerHalf:
         host, port = runtime.address
         self._runtime, self._kv_caches = runtime, kv_caches
         self.rank = rank
-        self.endpoint = Endpoint(engine, incarnation, host, port, layout.heads)
+        self._bell = bell = Bell()
+        runtime.bridge.on_report(bell.ring)
+        self.endpoint = Endpoint(engine, incarnation, host, port, layout.heads, bell.address)
         if ranks.count == 1:
             publish(incarnation, runtime.bridge, runtime.counters)
         logger.info("pushkv: engine %s listens on %s:%d", engine, host, port)
@@ -149,6 +153,8 @@ class WorkerHalf:
         assert self.endpoint is not None
         withdraw(self.endpoint.incarnation)
         self._end_metrics()
+        if self._bell is not None:
+            self._bell.close()
         if not runtime.stop(self.options.stop_timeout_s):
             logger.warning("pushkv: stopped with WRITEs open; the KV cache stays until exit")
             _still_written.append(self._kv_caches)

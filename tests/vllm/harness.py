@@ -13,6 +13,7 @@ import os
 import pickle
 import tempfile
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +62,7 @@ from pushkv.core.events import (
 from pushkv.core.ids import EngineId, Incarnation, TransferId
 from pushkv.core.messages import Reason
 from pushkv_vllm import PushKVConnector
+from pushkv_vllm.bell import Bell
 from pushkv_vllm.channel import Endpoint, publish, withdraw
 from pushkv_vllm.identity import prompt_digest
 from vllm import SamplingParams
@@ -256,7 +258,16 @@ class Engine:
         half = self.worker.worker_half
         assert half is not None
         half._runtime = ScriptedRuntime(self.bridge)  # type: ignore[assignment]
-        endpoint = Endpoint(EngineId("engine"), Incarnation(next(_incarnations)), "127.0.0.1", 4711)
+        bell = Bell()
+        weakref.finalize(self, bell.close)
+        self.bridge.on_report(bell.ring)
+        endpoint = Endpoint(
+            EngineId("engine"),
+            Incarnation(next(_incarnations)),
+            "127.0.0.1",
+            4711,
+            bell=bell.address,
+        )
         half.endpoint = endpoint
         if direct:
             publish(endpoint.incarnation, self.bridge, self.counters)  # type: ignore[arg-type]
