@@ -17,6 +17,7 @@ from pushkv.core.consumer import (
     Consumer,
 )
 from pushkv.core.consumer_table import CONSUMER
+from pushkv.core.copies import replace
 from pushkv.core.effects import Effect, LinkDown, LinkUp, MemberTold
 from pushkv.core.events import (
     ArrivalSeen,
@@ -42,7 +43,7 @@ from pushkv.core.producer import (
 from pushkv.core.producer_table import PRODUCER, SERVING
 from pushkv.core.receiving import Receiving
 from pushkv.core.request import REQUEST, RequestStatus
-from pushkv.core.table import Result, Rules, replace
+from pushkv.core.table import Result, Rules
 
 from .patch import Apply, Patch, named_in, swap
 from .taken_out import free_now

@@ -13,6 +13,7 @@ from pushkv.core import (
 )
 from pushkv.core.consumer import QUARANTINED, REGISTERED, REVOKING, Consumer
 from pushkv.core.consumer_table import CONSUMER
+from pushkv.core.copies import replace
 from pushkv.core.effects import (
     Counted,
     Effect,
@@ -58,7 +59,7 @@ from pushkv.core.producer_table import PRODUCER, SERVING
 from pushkv.core.receiving import Receiving
 from pushkv.core.request import REQUEST, Request, RequestStatus
 from pushkv.core.sending import ProducerKey, Sending
-from pushkv.core.table import Result, Rules, replace
+from pushkv.core.table import Result, Rules
 
 from .patch import Apply, Patch, named_in, swap
 from .taken_out import free_now

@@ -9,10 +9,11 @@ from __future__ import annotations
 from attrs import evolve, frozen
 
 from pushkv.core import producer_actions, producer_pieces, rules
+from pushkv.core.copies import replace
 from pushkv.core.effects import PostWrite
 from pushkv.core.ids import Part
 from pushkv.core.producer import Producer
-from pushkv.core.table import Result, replace
+from pushkv.core.table import Result
 
 from . import handlers, snapshot
 from .bounds import Configuration

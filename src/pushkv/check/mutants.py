@@ -14,8 +14,9 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from pushkv.core.copies import replace
 from pushkv.core.ids import Instant
-from pushkv.core.table import Row, Rules, Table, replace
+from pushkv.core.table import Row, Rules, Table
 
 from .coverage import TABLES
 from .fences import fences_of

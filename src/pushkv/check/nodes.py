@@ -14,6 +14,7 @@ from attrs import evolve, frozen
 from pushkv.core import rules
 from pushkv.core.consumer import QUARANTINED, REVOKING, SETTLING, WAITING
 from pushkv.core.consumer_table import CONSUMER
+from pushkv.core.copies import replace
 from pushkv.core.deadlines import Deadlines
 from pushkv.core.effects import (
     BlocksReleased,
@@ -41,7 +42,6 @@ from pushkv.core.messages import Hello, Refused
 from pushkv.core.producer import DRAINING, EXPECTED, HOLDING, RETRYING, WRITING
 from pushkv.core.producer_table import PRODUCER
 from pushkv.core.request import REQUEST, RequestStatus
-from pushkv.core.table import replace
 
 from .configurations import Configuration
 from .properties import INPUT, judged, moved, wanted

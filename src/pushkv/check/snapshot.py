@@ -20,6 +20,7 @@ from typing import TypeVar
 from attrs import frozen
 
 from pushkv.core.consumer import QUARANTINED, SETTLING, Consumer
+from pushkv.core.copies import replace
 from pushkv.core.effects import ProducerAddress
 from pushkv.core.endpoint import Endpoint
 from pushkv.core.events import ProducerEvent
@@ -30,7 +31,6 @@ from pushkv.core.messages import Reason
 from pushkv.core.producer import Producer
 from pushkv.core.request import Request
 from pushkv.core.sending import ProducerKey, _Source
-from pushkv.core.table import replace
 
 __all__ = ["NOW", "SOON", "EndpointState", "aged", "freeze", "in_order", "older", "thaw"]
 

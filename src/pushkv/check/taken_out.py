@@ -16,6 +16,7 @@ from pushkv.core import (
 from pushkv.core.capabilities import Capabilities
 from pushkv.core.consumer import QUARANTINED, RELEASED, REVOKING, SETTLING, WAITING, Consumer
 from pushkv.core.consumer_table import CONSUMER
+from pushkv.core.copies import replace
 from pushkv.core.effects import (
     BlocksReleased,
     LinkDown,
@@ -38,7 +39,7 @@ from pushkv.core.producer import DRAINING, LIVE, Producer
 from pushkv.core.producer_table import PRODUCER, SERVING
 from pushkv.core.receiving import Receiving
 from pushkv.core.request import Request
-from pushkv.core.table import Result, Rules, replace
+from pushkv.core.table import Result, Rules
 
 from .patch import Apply, Patch, named_in, swap
 

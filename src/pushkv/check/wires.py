@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from attrs import evolve, frozen
 
+from pushkv.core.copies import replace
 from pushkv.core.messages import Grant, Message, Ping
-from pushkv.core.table import replace
 
 __all__ = ["CONSUMER", "PER_PAIR", "PRODUCER", "End", "Pair", "Wire", "aged"]
 

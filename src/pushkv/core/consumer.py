@@ -26,13 +26,22 @@ Retry and preemption belong to the whole attempt, over all ranks: see ``request`
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from .copies import copier
 from .ids import AttemptId, Epoch, Instant, Worker
 from .messages import Complete, Failed, Register, Revoked
 
-__all__ = ["Consumer", "ConsumerStatus", "KeptVerdict", "awaits_arrivals", "is_terminal"]
+__all__ = [
+    "Consumer",
+    "ConsumerStatus",
+    "KeptVerdict",
+    "awaits_arrivals",
+    "is_terminal",
+    "replace",
+]
 
 
 class ConsumerStatus(StrEnum):
@@ -100,6 +109,13 @@ class Consumer:
     def next_deadline(self) -> Instant:
         """When a Tick is due; FOREVER if never."""
         return min(self.timer_at, self.deadline_at)
+
+
+# What every action copies its state with: `copies.replace`, made for this class alone.
+if TYPE_CHECKING:
+    from attrs import evolve as replace
+else:
+    replace = copier(Consumer)
 
 
 def is_terminal(state: Consumer) -> bool:

@@ -16,10 +16,10 @@ from .consumer import (
     Consumer,
     ConsumerStatus,
     KeptVerdict,
+    replace,
 )
 from .effects import (
     Counted,
-    Effect,
     LinkDown,
     LinkUp,
     MemberFreed,
@@ -42,24 +42,35 @@ from .messages import (
     Revoke,
     Unproven,
 )
-from .table import Result, Rules, replace
+from .table import Result, Rules
 
 # -- pieces of actions
 
 
-def _tell(state: Consumer, outcome: MemberOutcome, reason: Reason | None) -> Result[Consumer]:
-    if state.told:
-        return state, ()
-    return replace(state, told=True), (MemberTold(state.attempt, outcome, reason),)
+def _report(
+    state: Consumer, outcome: MemberOutcome, reason: Reason | None
+) -> tuple[MemberTold, ...]:
+    """I3: the outcome, where it is not told yet. Whoever returns it sets `told`."""
+    return () if state.told else (MemberTold(state.attempt, outcome, reason),)
 
 
 def _end(
-    state: Consumer, status: ConsumerStatus, outcome: MemberOutcome, reason: Reason | None
+    state: Consumer,
+    status: ConsumerStatus,
+    outcome: MemberOutcome,
+    reason: Reason | None,
+    verdict: KeptVerdict | None = None,
 ) -> Result[Consumer]:
     """Terminal: tell what is still untold, then give the blocks back."""
-    state, told = _tell(state, outcome, reason)
-    state = replace(state, status=status, timer_at=FOREVER, deadline_at=FOREVER)
-    return state, (*told, MemberFreed(state.attempt))
+    after = replace(
+        state,
+        status=status,
+        told=True,
+        verdict=verdict or state.verdict,
+        timer_at=FOREVER,
+        deadline_at=FOREVER,
+    )
+    return after, (*_report(state, outcome, reason), MemberFreed(state.attempt))
 
 
 def _revoke(state: Consumer, now: Instant, rules: Rules, reason: Reason) -> Result[Consumer]:
@@ -68,15 +79,15 @@ def _revoke(state: Consumer, now: Instant, rules: Rules, reason: Reason) -> Resu
     outcome = MemberOutcome.WITHDRAWN if withdrawn else MemberOutcome.FAILED
     if state.epoch is None:
         return _end(state, RELEASED if withdrawn else FAILED, outcome, reason)
-    state, told = _tell(state, outcome, reason)
-    state = replace(
+    after = replace(
         state,
         status=REVOKING,
+        told=True,
         final=state.final or reason is Reason.CANCELLED,
         timer_at=Instant(now + rules.policy.resend),
         deadline_at=_answer_by(now, rules),
     )
-    return state, (*told, Send(Revoke(state.attempt, state.final)))
+    return after, (*_report(state, outcome, reason), Send(Revoke(state.attempt, after.final)))
 
 
 def _quarantine(state: Consumer, reason: Reason) -> Result[Consumer]:
@@ -86,37 +97,42 @@ def _quarantine(state: Consumer, reason: Reason) -> Result[Consumer]:
     """
     if not state.exposed:
         return _end(state, RELEASED if state.told else FAILED, MemberOutcome.FAILED, reason)
-    state, told = _tell(state, MemberOutcome.FAILED, reason)
     at = FOREVER if state.fence is None else Instant(state.fence + 1)
-    return replace(state, status=QUARANTINED, timer_at=FOREVER, deadline_at=at), told
+    after = replace(state, status=QUARANTINED, told=True, timer_at=FOREVER, deadline_at=at)
+    return after, _report(state, MemberOutcome.FAILED, reason)
 
 
 def _judge(state: Consumer, verdict: KeptVerdict, now: Instant, rules: Rules) -> Result[Consumer]:
     """A verdict that closes every handle is in: finish, or settle until its arrivals are in."""
-    state = replace(state, verdict=verdict)
     if not rule.proven(verdict.parts, state.arrived, rules.capabilities):
         if state.status is QUARANTINED:
-            return state, ()
-        policy = rules.policy
-        until = rule.settled_at(
-            now, policy.settle, rules.capabilities.write_bound, policy.drift_ppm
-        )
-        told: tuple[Effect, ...] = ()
-        if not isinstance(verdict, Complete):
-            state, told = _tell(state, MemberOutcome.FAILED, _reason(verdict))
-        state = replace(state, status=SETTLING, timer_at=FOREVER, deadline_at=until)
-        return state, told
-    received = (Send(Received(state.attempt)),)
+            return replace(state, verdict=verdict), ()
+        return _settle(state, verdict, now, rules)
     register = state.register
-    if isinstance(verdict, Complete) and not state.told:
-        if rule.covers(verdict.parts, register.start, register.end):
-            state, effects = _end(state, DELIVERED, MemberOutcome.DELIVERED, None)
-        else:
-            state, effects = _end(state, FAILED, MemberOutcome.FAILED, Reason.COVERAGE)
-    else:
+    if not isinstance(verdict, Complete) or state.told:
         status = RELEASED if state.told else FAILED
-        state, effects = _end(state, status, MemberOutcome.FAILED, _reason(verdict))
-    return state, (*effects, *received)
+        after, effects = _end(state, status, MemberOutcome.FAILED, _reason(verdict), verdict)
+    elif rule.covers(verdict.parts, register.start, register.end):
+        after, effects = _end(state, DELIVERED, MemberOutcome.DELIVERED, None, verdict)
+    else:
+        after, effects = _end(state, FAILED, MemberOutcome.FAILED, Reason.COVERAGE, verdict)
+    return after, (*effects, Send(Received(state.attempt)))
+
+
+def _settle(state: Consumer, verdict: KeptVerdict, now: Instant, rules: Rules) -> Result[Consumer]:
+    """R14: a failure is told at once; COMPLETE delivers only when what it names has arrived."""
+    policy = rules.policy
+    until = rule.settled_at(now, policy.settle, rules.capabilities.write_bound, policy.drift_ppm)
+    failed = not isinstance(verdict, Complete)
+    after = replace(
+        state,
+        status=SETTLING,
+        told=state.told or failed,
+        verdict=verdict,
+        timer_at=FOREVER,
+        deadline_at=until,
+    )
+    return after, _report(state, MemberOutcome.FAILED, _reason(verdict)) if failed else ()
 
 
 def _reason(verdict: KeptVerdict) -> Reason:
@@ -133,12 +149,22 @@ def offer(register: Register, now: Instant, rules: Rules) -> Result[Consumer]:
     producer can free its blocks.
     """
     deadline = Instant(now + rules.policy.connect)
+    empty = register.start == register.end
     state = Consumer(
-        REGISTERING, register, None, None, None, False, False, (), None, FOREVER, deadline
+        status=REGISTERING,
+        register=register,
+        epoch=None,
+        producer=None,
+        fence=None,
+        told=empty,
+        final=False,
+        arrived=(),
+        verdict=None,
+        timer_at=FOREVER,
+        deadline_at=deadline,
     )
-    if register.start == register.end:
-        return _tell(state, MemberOutcome.DELIVERED, None)
-    return state, ()
+    told = MemberTold(register.attempt, MemberOutcome.DELIVERED, None)
+    return state, (told,) if empty else ()
 
 
 def link_up(state: Consumer, event: LinkUp, now: Instant, rules: Rules) -> Result[Consumer]:

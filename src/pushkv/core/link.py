@@ -17,10 +17,12 @@ old fences.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from . import rules as rule
+from .copies import copier
 from .effects import (
     CloseSocket,
     Counted,
@@ -35,7 +37,7 @@ from .effects import (
 from .events import Closed, Doubted, Opened, Tick, Unwanted, Wanted
 from .ids import FOREVER, Epoch, Incarnation, Instant, Worker
 from .messages import Grant, Ping
-from .table import Result, Rules, Table, replace
+from .table import Result, Rules, Table
 
 __all__ = ["LINK", "Link", "LinkStatus", "accepting", "dialing"]
 
@@ -88,6 +90,13 @@ class Link:
         """When a Tick is due; FOREVER if never."""
         alive = self.status in (CONNECTING, UP)
         return min(self.timer_at, self.silent_at) if alive else self.timer_at
+
+
+# What every action copies its state with: `copies.replace`, made for this class alone.
+if TYPE_CHECKING:
+    from attrs import evolve as replace
+else:
+    replace = copier(Link)
 
 
 def dialing(incarnation: Incarnation) -> Link:

@@ -25,13 +25,24 @@ served from them any more.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from .copies import copier
 from .ids import FOREVER, Blocks, Epoch, Instant, Part, TransferId, Worker
 from .messages import Reason, Register, Verdict
 
-__all__ = ["Doubt", "Prefill", "Producer", "ProducerStatus", "Registration", "is_over", "produce"]
+__all__ = [
+    "Doubt",
+    "Prefill",
+    "Producer",
+    "ProducerStatus",
+    "Registration",
+    "is_over",
+    "produce",
+    "replace",
+]
 
 
 class ProducerStatus(StrEnum):
@@ -164,6 +175,13 @@ class Producer:
     def idle(self) -> bool:
         """Whether there is nothing to remember: no request of ours, no attempt of theirs (R7)."""
         return self.status is FAILED and self.prefill is Prefill.UNHEARD and not self.ended
+
+
+# What every action copies its state with: `copies.replace`, made for this class alone.
+if TYPE_CHECKING:
+    from attrs import evolve as replace
+else:
+    replace = copier(Producer)
 
 
 def is_over(state: Producer) -> bool:

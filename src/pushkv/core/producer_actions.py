@@ -50,6 +50,7 @@ from .producer import (
     Prefill,
     Producer,
     Registration,
+    replace,
 )
 from .producer_pieces import (
     advance,
@@ -64,7 +65,7 @@ from .producer_pieces import (
     unknown_timer,
     verdict_of,
 )
-from .table import Result, Rules, replace
+from .table import Result, Rules
 
 # -- the engine
 

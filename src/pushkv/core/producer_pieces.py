@@ -24,8 +24,9 @@ from .producer import (
     WRITING,
     Prefill,
     Producer,
+    replace,
 )
-from .table import Result, Rules, replace
+from .table import Result, Rules
 
 
 def verdict_of(state: Producer, attempt: AttemptId) -> Verdict | None:

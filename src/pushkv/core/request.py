@@ -16,9 +16,11 @@ one follow on their own, and may stay quarantined long after the request has gon
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from .copies import copier
 from .effects import (
     BlocksReleased,
     Delivered,
@@ -34,7 +36,7 @@ from .effects import (
 from .events import Cancelled, Readmitted, TakenBack, Tick
 from .ids import FOREVER, Instant, TransferId
 from .messages import Reason
-from .table import Result, Rules, Table, replace
+from .table import Result, Rules, Table
 
 __all__ = ["REQUEST", "Request", "RequestStatus", "gather", "is_terminal"]
 
@@ -98,6 +100,13 @@ class Request:
     def next_deadline(self) -> Instant:
         """When a Tick is due; FOREVER if never."""
         return self.retry_at
+
+
+# What every action copies its state with: `copies.replace`, made for this class alone.
+if TYPE_CHECKING:
+    from attrs import evolve as replace
+else:
+    replace = copier(Request)
 
 
 def is_terminal(state: Request) -> bool:

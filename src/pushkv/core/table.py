@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from attrs import frozen
 
@@ -24,7 +24,7 @@ from .errors import LocalProtocolError
 from .ids import Instant
 from .policy import Policy
 
-__all__ = ["Result", "Row", "Rules", "Step", "Table", "replace"]
+__all__ = ["Result", "Row", "Rules", "Step", "Table"]
 
 
 @frozen
@@ -66,13 +66,19 @@ class Row:
         return f"{self.status}/{self.event.__name__}"
 
 
-@frozen
-class Step(Generic[S]):
-    """What a step did: the new state, what it wants done in this order, and the row that fired."""
+class Step(NamedTuple, Generic[S]):
+    """What a step did: the new state, what it wants done in this order, and the row that fired.
+
+    A tuple, because one is made for every step, and a tuple is made in a third of the time.
+    """
 
     state: S
     effects: tuple[Effect, ...]
     row: Row
+
+
+_new_step = tuple.__new__
+"""Makes a `Step` without the function that a named tuple makes itself with, twice as fast."""
 
 
 class Table(Generic[S]):
@@ -141,32 +147,21 @@ class Table(Generic[S]):
         Raises:
             LocalProtocolError: The event is illegal here; nothing has changed.
         """
-        row = self.rows.get((state.status, type(event)))
+        row = self._rows.get((state.status, type(event)))
+        if row is None or row.action is None:
+            return self._without_action(row, state, event)
+        after, effects = row.action(state, event, now, rules)
+        assert after.status in row.targets, f"{row.name} ended in {after.status}"
+        return _new_step(Step, (after, effects, row))
+
+    def _without_action(self, row: Row | None, state: S, event: object) -> Step[S]:
         if row is None or row.kind == "illegal":
             why = "not an event of this machine" if row is None else row.why
             raise LocalProtocolError(
                 f"{self.name}: {type(event).__name__} in {state.status}: {why}"
             )
-        if row.action is None:
-            return Step(state, (), row)
-        after, effects = row.action(state, event, now, rules)
-        assert after.status in row.targets, f"{row.name} ended in {after.status}"
-        return Step(after, effects, row)
+        return Step(state, (), row)
 
 
 def _each(status: StrEnum | Iterable[StrEnum]) -> Iterable[StrEnum]:
     return [status] if isinstance(status, StrEnum) else status
-
-
-T = TypeVar("T")
-
-
-def replace(state: T, **changes: object) -> T:
-    """A copy of a slotted attrs object with some fields changed; as attrs.evolve, but faster."""
-    new = object.__new__(type(state))
-    put = object.__setattr__
-    for name in type(state).__slots__:  # type: ignore[attr-defined]
-        if name != "__weakref__":
-            put(new, name, changes.pop(name) if name in changes else getattr(state, name))
-    assert not changes, f"{type(state).__name__} has no {sorted(changes)}"
-    return new
