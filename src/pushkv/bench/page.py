@@ -20,17 +20,26 @@ COLOURS: Mapping[str, str] = {
 }
 """Of a palette that colour-blind readers can tell apart."""
 WIDTH, HEIGHT = 460, 240
-LEFT, RIGHT, TOP, BOTTOM = 52, 10, 24, 54
+LEFT, RIGHT, TOP, BOTTOM = 52, 22, 24, 54
 LINE, CHARACTER = 13, 6.3
 STYLE = """
+:root { color-scheme: light dark; --text: #222; --page: #fff; --line: #ddd;
+        --missed: #b00020; --met: #00704a; --noise: #775500; }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #ddd; --page: #1b1b1b; --line: #444;
+          --missed: #ff8a95; --met: #4fd1a5; --noise: #e0b050; }
+}
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
-       color: #222; background: #fff; }
+       color: var(--text); background: var(--page); }
+div { overflow-x: auto; }
 table { border-collapse: collapse; margin: .6rem 0 1.2rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .15rem .6rem; text-align: right; border-bottom: 1px solid #ddd; }
+th, td { padding: .15rem .6rem; text-align: right; border-bottom: 1px solid var(--line);
+         white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
-svg { max-width: 100%; height: auto; margin: .4rem .4rem .4rem 0; }
-svg text { font-size: 11px; fill: #222; }
-.missed { color: #b00020; } .met { color: #00704a; } .noise { color: #775500; }
+svg { max-width: 100%; min-width: 460px; height: auto; margin: .4rem .4rem .4rem 0; }
+svg text { font-size: 11px; fill: var(--text); }
+svg line { stroke: var(--line); } svg line.alone { stroke: var(--text); }
+.missed { color: var(--missed); } .met { color: var(--met); } .noise { color: var(--noise); }
 """
 
 
@@ -45,7 +54,7 @@ def page(results: Results) -> str:
             "<p>TTFT less the time of prefill alone is what a hand-over costs a client. The cells "
             "were replayed over one system after the other, in turns, within one run.</p>"
         ),
-        _excess_plot(results.cells),
+        f"<div>{_excess_plot(results.cells)}</div>",
         _bars_table(bars(results)),
         *chain.from_iterable(map(_cell, results.cells)),
         "<h2>CPU while nobody asks</h2>",
@@ -84,8 +93,7 @@ def _cell(cell: CellResult) -> list[str]:
         f"<h2>{escape(cell.title)}</h2>",
         f"<p>Prefill alone: {_ms(cell.prefill_only_s)} ms. Percentiles: p50 / p95 / p99.</p>",
         _table((*heads, "sent", "left", "failed"), rows),
-        _distribution_plot(cell),
-        _cpu_plot(cell),
+        f"<div>{_distribution_plot(cell)}{_cpu_plot(cell)}</div>",
     ]
 
 
@@ -102,7 +110,7 @@ def _bars_table(found: Sequence[Ratio]) -> str:
     heads = "".join(f"<th>{head}</th>" for head in ("cell", "figure", "over", "pushkv", "bar"))
     return (
         "<h2>pushkv over the others</h2>"
-        f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+        f"<div><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
 
@@ -111,7 +119,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(each)}</td>" for each in row) + "</tr>" for row in rows
     )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<div><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
 # -- plots
@@ -194,7 +202,7 @@ def _distribution_plot(cell: CellResult) -> str:
         _axis(0.0, 1.0, y, WIDTH),
         (
             f'<line x1="{alone:.1f}" x2="{alone:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}" '
-            'stroke="#222" stroke-dasharray="4 3"><title>prefill alone</title></line>'
+            'class="alone" stroke-dasharray="4 3"><title>prefill alone</title></line>'
         ),
     ]
     drawn += [
@@ -222,8 +230,7 @@ def _axis(low: float, top: float, y: Callable[[float], float], width: int) -> st
     for step in range(5):
         value = low + (top - low) * step / 4
         lines.append(
-            f'<line x1="{LEFT}" x2="{width - RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}" '
-            'stroke="#dddddd" />'
+            f'<line x1="{LEFT}" x2="{width - RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}" />'
             f'<text x="{LEFT - 5}" y="{y(value) + 4:.1f}" text-anchor="end">{value:.3g}</text>'
         )
     return "".join(lines)
