@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import anyio
 from attrs import define, field, frozen
 
-from pushkv.demo.systems import Json
+from pushkv.demo.systems import Json, new_name
 from pushkv.demo.tiny_model import make_prompt
 
 from .causes import Telling
@@ -125,6 +126,16 @@ class Scene:
                 await anyio.sleep(POLL_S)
             return
         raise RuntimeError(f"{metric} of {engine} stays at {above:g}: nothing was tried")
+
+    @contextlib.asynccontextmanager
+    async def busy(self) -> AsyncIterator[None]:
+        """Prefill computes others' prompts, and a client waits; leaves when all are answered."""
+        prompt = await self.prompt(LONG)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.crowd)
+            tasks.start_soon(self.client, prompt, new_name())
+            await self.until_busy()
+            yield
 
     async def until_busy(self) -> None:
         """Wait until prefill computes the crowd's prompts, the fault's own behind them."""

@@ -27,11 +27,7 @@ async def killed_prefill_before(scene: Scene) -> None:
 
 async def killed_prefill_during(scene: Scene) -> None:
     """The prefill engine is killed while it computes; decode has registered."""
-    prompt = await scene.prompt(LONG)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(scene.crowd)
-        tasks.start_soon(scene.client, prompt, new_name())
-        await scene.until_busy()
+    async with scene.busy():
         scene.kill("prefill")
 
 
@@ -61,11 +57,7 @@ async def killed_prefill_after(scene: Scene) -> None:
 
 async def stopped_prefill(scene: Scene) -> None:
     """The prefill engine is stopped for eight seconds while it computes."""
-    prompt = await scene.prompt(LONG)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(scene.crowd)
-        tasks.start_soon(scene.client, prompt, new_name())
-        await scene.until_busy()
+    async with scene.busy():
         scene.fleet.signal("prefill", signal.SIGSTOP)
         await anyio.sleep(8)
         scene.fleet.signal("prefill", signal.SIGCONT)
@@ -73,12 +65,8 @@ async def stopped_prefill(scene: Scene) -> None:
 
 async def killed_decode_during(scene: Scene) -> None:
     """The decode engine is killed while it waits; its client can only get an error."""
-    prompt = await scene.prompt(LONG)
     scene.may_fail = True
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(scene.crowd)
-        tasks.start_soon(scene.client, prompt, new_name())
-        await scene.until_busy()
+    async with scene.busy():
         scene.kill("decode")
 
 

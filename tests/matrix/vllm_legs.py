@@ -128,32 +128,20 @@ async def preempted_decode(scene: Scene) -> None:
 
 async def ended_prefill(scene: Scene) -> None:
     """The prefill engine is told to end while it is busy; decode has registered."""
-    prompt = await scene.prompt(LONG)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(scene.crowd)
-        tasks.start_soon(scene.client, prompt, new_name())
-        await scene.until_busy()
+    async with scene.busy():
         await scene.stop("prefill")
 
 
 async def ended_decode(scene: Scene) -> None:
     """The decode engine is told to end while a request waits; its client can get an error."""
-    prompt = await scene.prompt(LONG)
     scene.may_fail = True
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(scene.crowd)
-        tasks.start_soon(scene.client, prompt, new_name())
-        await scene.until_busy()
+    async with scene.busy():
         await scene.stop("decode")
 
 
 async def stopped_decode(scene: Scene) -> None:
     """The decode engine is stopped for eight seconds while it waits."""
-    prompt = await scene.prompt(LONG)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(scene.crowd)
-        tasks.start_soon(scene.client, prompt, new_name())
-        await scene.until_busy()
+    async with scene.busy():
         scene.fleet.signal("decode", signal.SIGSTOP)
         await anyio.sleep(8)
         scene.fleet.signal("decode", signal.SIGCONT)
