@@ -113,7 +113,7 @@ $(LIBFABRIC)/.installed: $(patsubst %,requirements/%.txt,base build libfabric te
 	@touch $@
 
 .PHONY: shapes
-shapes: $(PROJECT) ## Real vLLM engines of unequal tensor parallel and block size; minutes
+shapes: $(PROJECT) ## Pairs of real vLLM engines of unequal shape; many minutes
 	@PUSHKV_SHAPES=1 $(PYTHON) -m pytest -q tests/vllm/test_unequal.py $(ARGS)
 
 .PHONY: libfabric

@@ -106,10 +106,20 @@ class PushKVConnector(KVConnectorBase_V1, SupportsHMA):
         self._scheduler.bind_pool(gpu_block_pool)
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        """Learn where the runtimes listen, by pipeline and tensor parallel rank."""
+        """Learn where the runtimes listen, by pipeline and tensor parallel rank.
+
+        Raises:
+            ConfigurationError: They are not ours: `MultiConnector` gives all of its connectors what
+                the first of them that has anything to say says.
+        """
         endpoints = [endpoint for _, endpoint in sorted(metadata.items())]
         for endpoint in endpoints:
-            assert isinstance(endpoint, Endpoint), f"{endpoint!r} is not from PushKVConnector"
+            if not isinstance(endpoint, Endpoint):
+                raise ConfigurationError(
+                    "connectors",
+                    type(endpoint).__name__,
+                    "PushKVConnector without another connector that engines reach each other by",
+                )
         self._scheduler.meet(endpoints)
 
     def on_new_request(self, request: Request) -> None:

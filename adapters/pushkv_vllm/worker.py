@@ -98,7 +98,7 @@ class WorkerHalf:
                 policy=policy,
                 cores=CORES,
                 is_gone=options.is_gone,
-                trace_path=_of_rank(options.trace_path, rank, ranks),
+                trace_path=self._own_file(options.trace_path, rank, ranks),
             ),
             load_transport(options.transport, options.transport_options),
         )
@@ -123,8 +123,19 @@ class WorkerHalf:
             self._end_metrics = serve_metrics(collector, self.options.listen_host, port)
 
     def _port(self, port: int, rank: int, ranks: Ranks) -> int:
-        engine = self._vllm_config.parallel_config.data_parallel_index
-        return port + engine * ranks.count + rank if port else 0
+        return port + self._number(rank, ranks) if port else 0
+
+    def _number(self, rank: int, ranks: Ranks) -> int:
+        """Which of all workers of a data-parallel group this one is."""
+        engine: int = self._vllm_config.parallel_config.data_parallel_index
+        return engine * ranks.count + rank
+
+    def _own_file(self, path: Path | None, rank: int, ranks: Ranks) -> Path | None:
+        """A file for each rank of several, and for each engine of a group but the first."""
+        number = self._number(rank, ranks)
+        if path is None or (ranks.count == 1 and not number):
+            return path
+        return path.with_name(f"{path.stem}.{number}{path.suffix}")
 
     def submit(self, metadata: StepMetadata) -> None:
         """Hand the runtime what the scheduler half sent with a step."""
@@ -187,10 +198,3 @@ def _agree(incarnation: Incarnation) -> tuple[int, Incarnation]:
     if stages.world_size > 1:
         incarnation = stages.broadcast_object(incarnation, src=0)
     return stages.rank_in_group * group.world_size + group.rank_in_group, incarnation
-
-
-def _of_rank(path: Path | None, rank: int, ranks: Ranks) -> Path | None:
-    """A file for each rank."""
-    if path is None or ranks.count == 1:
-        return path
-    return path.with_name(f"{path.stem}.{rank}{path.suffix}")

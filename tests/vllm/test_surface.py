@@ -18,20 +18,28 @@ pytest.importorskip("vllm")
 import torch
 from tests.vllm.harness import BLOCK, kv_cache_config, vllm_config
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole, supports_hma
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorRole,
+    supports_hma,
+)
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
+    MambaSpec,
 )
 
 from pushkv.core.errors import ConfigurationError
 from pushkv.core.ids import NO_BLOCK, block_count
+from pushkv.rank_plan import Ranks
 from pushkv_vllm import PushKVConnector, register
 from pushkv_vllm.blocks import held, numbers
+from pushkv_vllm.config import Options
 from pushkv_vllm.geometry import cache_layout
+from pushkv_vllm.worker import WorkerHalf
 
 pytestmark = pytest.mark.vllm
 
@@ -111,19 +119,45 @@ def test_ranks_that_share_a_sequence_are_refused_at_start(role: KVConnectorRole)
         PushKVConnector(config, role, kv_cache_config())
 
 
-def test_groups_of_another_kind_are_refused_at_start() -> None:
-    spec = ChunkedLocalAttentionSpec(
-        block_size=BLOCK,
-        num_kv_heads=2,
-        head_size=32,
-        dtype=torch.float32,
-        attention_chunk_size=64,
-    )
-    caches = KVCacheConfig(
-        num_blocks=10, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
-    )
-    with pytest.raises(ConfigurationError, match=r"ChunkedLocalAttentionSpec.*hybrid"):
-        PushKVConnector(vllm_config(), KVConnectorRole.SCHEDULER, caches)
+FULL = FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=32, dtype=torch.float32)
+CHUNKED_LOCAL = ChunkedLocalAttentionSpec(
+    block_size=BLOCK, num_kv_heads=2, head_size=32, dtype=torch.float32, attention_chunk_size=64
+)
+STATE = MambaSpec(block_size=BLOCK, shapes=((4, 64),), dtypes=(torch.float32,))
+
+
+@pytest.mark.parametrize("spec", [CHUNKED_LOCAL, STATE], ids=lambda spec: type(spec).__name__)
+@pytest.mark.parametrize("role", list(KVConnectorRole))
+def test_groups_of_another_kind_are_refused_at_start(role: KVConnectorRole, spec: Any) -> None:
+    groups = [KVCacheGroupSpec(["a"], FULL), KVCacheGroupSpec(["b"], spec)]
+    caches = KVCacheConfig(num_blocks=10, kv_cache_tensors=[], kv_cache_groups=groups)
+    with pytest.raises(ConfigurationError, match=rf"{type(spec).__name__}.*hybrid"):
+        PushKVConnector(vllm_config(), role, caches)
+
+
+class Stranger(KVConnectorHandshakeMetadata):
+    """What a connector beside ours would say of where it listens."""
+
+
+def test_what_another_connector_says_of_itself_is_refused_at_start() -> None:
+    ours = PushKVConnector(vllm_config(), KVConnectorRole.SCHEDULER, kv_cache_config())
+    with pytest.raises(ConfigurationError, match="connectors = 'Stranger'"):
+        ours.set_xfer_handshake_metadata_pp_aware({(0, 0): Stranger()})
+
+
+@pytest.mark.parametrize("ranks", [Ranks(), Ranks(2), Ranks(2, 2)])
+def test_every_worker_of_a_group_has_its_own_port_and_file(ranks: Ranks) -> None:
+    ports, files = [], []
+    for engine in range(3):
+        config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_index=engine))
+        half = WorkerHalf(Options(), config, kv_cache_config())
+        for rank in range(ranks.count):
+            ports.append(half._port(7_000, rank, ranks))
+            files.append(half._own_file(Path("/run/trace.ndjson"), rank, ranks))
+            assert half._port(0, rank, ranks) == 0
+            assert half._own_file(None, rank, ranks) is None
+    assert ports == list(range(7_000, 7_000 + 3 * ranks.count))
+    assert len(set(files)) == len(files)
 
 
 def test_the_null_block_is_no_block() -> None:
