@@ -47,7 +47,8 @@ def copier(kind: type[T]) -> Callable[..., T]:
         "_draft": draft,
         "_kind": kind,
     }
-    exec("\n".join(lines), scope)  # noqa: S102 - of field names alone
+    code = compile("\n".join(lines), f"<copier of {kind.__qualname__}>", "exec")
+    exec(code, scope)  # noqa: S102 - of field names alone
     copy: Callable[..., T] = scope["copy"]
     return copy
 
