@@ -20,8 +20,8 @@ from .stepping import WhileWaiting
 __all__ = ["Options", "read_options"]
 
 _POLICY = {each.name: each.type in ("Duration", Duration) for each in fields(Policy)}
-for _each in ("exposed_blocks", "pinned_blocks"):
-    _POLICY.pop(_each)  # shares of the pool here, since users do not count blocks
+for _each in ("exposed_blocks", "pinned_blocks", "part_tokens"):
+    _POLICY.pop(_each)  # shares of the pool, and bytes, since users do not count blocks
 POLICY_OPTIONS = {f"{name}_s" if timed else name: name for name, timed in _POLICY.items()}
 """Option name → field of `Policy`; durations are in seconds and end in ``_s``."""
 
@@ -59,6 +59,8 @@ class Options:
         metrics_port: Where the runtime serves Prometheus metrics; 0 for nowhere. Engine i of a
             data-parallel group adds i.
         trace_path: Where the runtime writes its trace; None for nowhere.
+        write_budget_bytes: WRITEs to a decode rank are posted while less than so many bytes are
+            under way to it; the others wait, and transfers take turns.
         streaming: Whether blocks are written while the prefill that fills them runs.
         while_waiting: What the engine does while its requests only wait for their KV cache.
         stop_timeout_s: How long shutting down may wait for WRITEs that are under way.
@@ -83,6 +85,7 @@ class Options:
     is_gone: AskWhetherGone | None = None
     metrics_port: int = 0
     trace_path: Path | None = None
+    write_budget_bytes: int = 128 * 1024 * 1024
     streaming: bool = True
     while_waiting: WhileWaiting = WhileWaiting.SLEEP
     stop_timeout_s: float = 5.0
@@ -189,10 +192,10 @@ def _boolean(name: str, value: object) -> bool:
     raise ConfigurationError(name, value, "true or false")
 
 
-def _integer(name: str, value: object, most: int) -> int:
-    if type(value) is int and 0 <= value <= most:
+def _integer(name: str, value: object, most: int, least: int = 0) -> int:
+    if type(value) is int and least <= value <= most:
         return value
-    raise ConfigurationError(name, value, f"an integer from 0 to {most}")
+    raise ConfigurationError(name, value, f"an integer from {least} to {most}")
 
 
 def _number(name: str, value: object, least: float, most: float) -> float:
@@ -226,6 +229,7 @@ _READERS: dict[str, Callable[[str, object], object]] = {
     "pinned_share": lambda name, value: _number(name, value, least=0.01, most=1.0),
     "is_gone": _function,
     "trace_path": _path,
+    "write_budget_bytes": lambda name, value: _integer(name, value, most=1 << 40, least=1),
     "streaming": _boolean,
     "while_waiting": _while_waiting,
     "stop_timeout_s": lambda name, value: _number(name, value, least=0.0, most=3_600.0),

@@ -96,6 +96,7 @@ class WorkerHalf:
                 model=model_identity(config, options.model, options.weights_epoch),
                 layout=layout,
                 policy=policy,
+                write_budget_bytes=options.write_budget_bytes,
                 cores=CORES,
                 is_gone=options.is_gone,
                 trace_path=self._own_file(options.trace_path, rank, ranks),

@@ -72,6 +72,7 @@ def block_map(
     destination_start: int,
     start: int,
     end: int,
+    source_end: int = 0,
 ) -> tuple[Segments, Segments]:
     """The bytes of prompt tokens [start, end) at both ends, row by row of equal length.
 
@@ -90,6 +91,8 @@ def block_map(
         destination_start: First token of the first destination block.
         start: First token to move; in opaque groups the first one of a block at both ends.
         end: One past the last token to move.
+        source_end: One past the last token that the source has computed, if that is later: a
+            window reaches back from there.
 
     Returns:
         Source and destination segments, each of shape (n, 2), dtype uint64: address and length in
@@ -127,7 +130,8 @@ def block_map(
             )
         first = (start - source_start, start - destination_start)
         stretches = _stretches(ours, theirs, (source_ids, destination_ids), first, end - start)
-        stretches = _wanted(stretches, place, ours.window_tokens)
+        later = max(source_end - end, 0)
+        stretches = _wanted(stretches, place, ours.window_tokens, later)
         _fill_up(stretches, ours, theirs)
         pieces += _group_rows(source, destination, place, stretches)
     if not pieces:
@@ -245,7 +249,7 @@ def _fill_up(stretches: _Stretches, ours: CacheGroup, theirs: CacheGroup) -> Non
         stretches.tokens[-1] = ours.cells.page_tokens
 
 
-def _wanted(stretches: _Stretches, place: int, window_tokens: int) -> _Stretches:
+def _wanted(stretches: _Stretches, place: int, window_tokens: int, later: int) -> _Stretches:
     """Without what the consumer keeps no block for, nor what no window reaches any more.
 
     Raises:
@@ -255,7 +259,7 @@ def _wanted(stretches: _Stretches, place: int, window_tokens: int) -> _Stretches
     wanted, missing = destination != NO_BLOCK, source == NO_BLOCK
     if wanted.all() and not missing.any():
         return stretches
-    after = np.cumsum(stretches.tokens[::-1])[::-1] - stretches.tokens
+    after = np.cumsum(stretches.tokens[::-1])[::-1] - stretches.tokens + later
     gone = missing & (window_tokens > 0) & (after >= window_tokens)
     if (wanted & missing & ~gone).any():
         raise LocalProtocolError(

@@ -55,6 +55,7 @@ from pushkv.testing.transport_faults import TransportFaults
 
 BLOCK_TOKENS = 16
 BLOCKS = 64
+BLOCK_BYTES = 2 * BLOCK_TOKENS * 64
 LAYERS = 2
 POISON = 0xDB
 LONG_S = 20.0
@@ -112,6 +113,7 @@ class HandEngine:
     trace: Path
     port: int = 0
     rank: int = 0
+    write_budget_bytes: int = 1 << 20
     problems: list[str] = field(factory=list)
     attempts: dict[int, _Attempt] = field(factory=dict)
     sources: dict[str, _Source] = field(factory=dict)
@@ -130,6 +132,7 @@ class HandEngine:
             rank=self.rank,
             listen_port=self.port,
             policy=self.policy,
+            write_budget_bytes=self.write_budget_bytes,
             trace_path=self.trace,
         )
         self.runtime = Runtime(config, self.transport)

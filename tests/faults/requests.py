@@ -5,6 +5,7 @@ from __future__ import annotations
 from pushkv.core.ids import seconds
 from pushkv.testing.transport_faults import Fate, Stage
 
+from .engine import BLOCK_BYTES, until
 from .rig import Rig
 
 
@@ -84,4 +85,34 @@ async def two_writers(rig: Rig) -> None:
         await engine.source_released("waits", "fails")
 
 
-SCENARIOS = (taken_back, given_up_between_attempts, two_writers)
+async def turns(rig: Rig) -> None:
+    """R8: what waits for its turn is given back at once; another consumer does not wait at all."""
+    producer = await rig.engine("P", write_budget_bytes=4 * BLOCK_BYTES)
+    busy, idle = await rig.engine("D"), await rig.engine("E")
+
+    def posted(transfer: str) -> int:
+        return sum(each.attempt.transfer == transfer for each in producer.transport.posted)
+
+    producer.transport.hold(Stage.COMPLETION, "long")
+    producer.produce("long", 160)
+    long = busy.offer("long", producer.address, tokens=160)
+    await until(lambda: posted("long") == 4)
+    producer.produce("given up")
+    given_up = busy.offer("given up", producer.address)
+    await producer.stands("producer", "given up", "writing")
+    producer.produce("short")
+    short = idle.offer("short", producer.address)
+    assert await idle.outcome(short) == "delivered"
+    busy.cancel("given up")
+    assert await busy.outcome(given_up) == "cancelled"
+    await busy.released(given_up)
+    assert (posted("long"), posted("given up")) == (4, 0)
+    producer.abort("given up")
+    producer.transport.release(Stage.COMPLETION, "long")
+    assert await busy.outcome(long) == "delivered"
+    assert posted("long") == 10
+    await busy.released(long)
+    await producer.source_released("long", "short", "given up")
+
+
+SCENARIOS = (taken_back, given_up_between_attempts, two_writers, turns)

@@ -127,6 +127,7 @@ class Rig:
         shows_done: bool = True,
         rank: int = 0,
         port: int = 0,
+        write_budget_bytes: int = 1 << 20,
         **changes: Any,
     ) -> HandEngine:
         """Start one. `bound_s` and `shows_done` are what its transport promises."""
@@ -135,7 +136,7 @@ class Rig:
         at = len(self._engines)
         trace = self.folder / f"{self.lane}-{name}{at}.ndjson"
         policy = evolve(PATIENT, **changes)
-        engine = HandEngine(name, transport, policy, trace, port, rank)
+        engine = HandEngine(name, transport, policy, trace, port, rank, write_budget_bytes)
         async with self._starting:
             await engine.start()
         self._engines.append(engine)

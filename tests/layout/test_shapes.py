@@ -316,6 +316,11 @@ def test_a_source_without_a_wanted_block_is_our_error() -> None:
     assert len(block_map(window, window, blocks, 0, ((0, 1),), 0, 0, 8)[0]) == 2
     with pytest.raises(LocalProtocolError, match=r"source_blocks\[0\] has no block for a token"):
         block_map(window, window, blocks, 0, ((0, 1),), 0, 0, 7)
+    # A part in the middle: what counts is how far the prompt is computed, not where the part ends.
+    three, wanted = ((NO_BLOCK, NO_BLOCK, 2),), ((0, 1, 2),)
+    assert len(block_map(window, window, three, 0, wanted, 0, 0, 8, 12)[0]) == 0
+    with pytest.raises(LocalProtocolError, match=r"source_blocks\[0\] has no block for a token"):
+        block_map(window, window, three, 0, wanted, 0, 0, 8, 11)
 
 
 def test_a_long_prompt_of_many_layers_takes_one_row_per_run() -> None:

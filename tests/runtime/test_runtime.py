@@ -397,15 +397,16 @@ def test_memory_that_cannot_be_read_fails_its_writes_and_is_forgotten_with_its_l
 
     cache = ReferenceCache(layers=1, block_count=4)
     failed: list[WriteClosed] = []
-    outbound = Outbound(cache.layout, Recording(MemoryFabric()), failed.append)
+    outbound = Outbound(cache.layout, Recording(MemoryFabric()), 1, failed.append)
     peer = Worker(EngineId("D"), Incarnation(1), 0)
     bad = evolve(HELLO, layout=cache.layout.description(), memory=b"garbage")
     good = evolve(bad, memory=join_memory(cache.layout, b"memory"))
     attempt = AttemptId(peer.engine, peer.incarnation, 0, 0, TransferId("t"), 0)
-    write = PostWrite(attempt, Epoch(1, 1), Part(0, 0, 16), ((0,),), ((0,),), 0, 1)
+    write = PostWrite(attempt, Epoch(1, 1), Part(0, 0, 16), ((0,),), 16, ((0,),), 0, 1)
 
     outbound.joined(PeerJoined(peer, bad))
-    outbound.post(write)
+    outbound.order(write)
+    outbound.post()
     assert [each.outcome for each in failed] == ["failed"]
     assert outbound.open_writes == 0
     outbound.joined(PeerJoined(peer, good))

@@ -11,7 +11,7 @@ from operator import attrgetter
 from attrs import evolve, frozen
 
 from pushkv.core.effects import PostWrite
-from pushkv.core.ids import Worker
+from pushkv.core.ids import AttemptId, Worker
 from pushkv.model import writes as model
 from pushkv.model.faults import NO_FAULTS, Chance, Fault, FaultPlan, FaultRule
 from pushkv.model.flights import Flight, FlightKey, Outcome, drop
@@ -26,9 +26,11 @@ __all__ = [
     "choices",
     "crashed",
     "in_order",
+    "order",
     "post",
     "settle",
     "started",
+    "withdraw",
     "without",
 ]
 
@@ -43,10 +45,14 @@ EVERYTHING = FaultPlan(rules=tuple(FaultRule(fault, per_million=1) for fault in 
 
 @frozen
 class Ordered:
-    """A WRITE that its machine has ordered and nobody has posted."""
+    """A WRITE that its machine has ordered and nobody has posted.
+
+    One that its machine has withdrawn may be dropped at any moment, or be with the transport.
+    """
 
     writer: Worker
     write: PostWrite
+    withdrawn: bool = False
 
 
 @frozen
@@ -83,6 +89,22 @@ def in_order(hands: Hands) -> Hands:
     """The same in the order of names: any WRITE that is ordered may be the next to be posted."""
     key = attrgetter("writer", "write.attempt", "write.part.number")
     return evolve(hands, ordered=tuple(sorted(hands.ordered, key=key)))
+
+
+def order(hands: Hands, write: Ordered) -> Hands:
+    """One WRITE more is to be posted."""
+    return in_order(evolve(hands, ordered=(*hands.ordered, write)))
+
+
+def withdraw(hands: Hands, writer: Worker, attempt: AttemptId) -> Hands:
+    """Nobody need post what this attempt has ordered."""
+    ordered = tuple(
+        evolve(each, withdrawn=True)
+        if each.writer == writer and each.write.attempt == attempt
+        else each
+        for each in hands.ordered
+    )
+    return evolve(hands, ordered=ordered)
 
 
 def post(hands: Hands, index: int, pieces: tuple[int, ...]) -> Hands:

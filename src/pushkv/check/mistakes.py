@@ -146,8 +146,8 @@ def part_numbers_are_used_again(patch: Patch) -> None:
     """R10: a WRITE that is ordered anew has the number of the one that failed."""
     real = producer_pieces.order
 
-    def order(state: Producer) -> Result[Producer]:
-        return real(state if state.open else replace(state, next_part=0))
+    def order(state: Producer, rules_: Rules) -> Result[Producer]:
+        return real(state if state.open else replace(state, next_part=0), rules_)
 
     patch.set(producer_pieces, "order", order)
 

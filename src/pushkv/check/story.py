@@ -115,6 +115,8 @@ def _writes(world: World, state: State, move: Move) -> Chapter:
         who = _place(hands.ordered[move.number].writer)
         whom = attempt.consumer
         what = f"part {part} of attempt {attempt.attempt} of {attempt.transfer}"
+        if move.kind == "refuse" and hands.ordered[move.number].withdrawn:
+            return Chapter(who, who, f"{what} was withdrawn, and is not posted.", "withdrawn")
         if move.kind == "refuse":
             return Chapter(who, who, f"The permit does not last: {what} is not posted.", "refused")
         return Chapter(who, whom, f"{who} checks its permit and posts {what}.", f"WRITE {part}")

@@ -22,6 +22,7 @@ from pushkv.core.effects import (
     NotDelivered,
     PostWrite,
     Transmit,
+    WithdrawWrites,
 )
 from pushkv.core.ids import AttemptId, TransferId
 from pushkv.core.messages import Message
@@ -425,12 +426,13 @@ class Draft:
             asked = ("order", self.ids[world.hands_at], at, self.node(at).life, number)
             known = world.known.get(asked)
             if known is None:
-                hands = self.hands
                 writer = world.slots[at].worker(self.node(at).life)
-                ordered = (*hands.ordered, Ordered(writer, effect))
-                after = in_hand.in_order(Hands(hands.writes, ordered))
+                after = in_hand.order(self.hands, Ordered(writer, effect))
                 known = world.known[asked] = world.hands_parts.number(after)
             self.ids[world.hands_at] = known
+        elif isinstance(effect, WithdrawWrites):
+            writer = world.slots[at].worker(self.node(at).life)
+            self.put_hands(in_hand.withdraw(self.hands, writer, effect.attempt))
         else:
             assert isinstance(effect, Delivered | NotDelivered | BlocksReleased), effect
             self._report(at, effect)

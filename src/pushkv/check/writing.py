@@ -60,16 +60,19 @@ def post(draft: Draft, move: Move) -> bool:
 def refuse(draft: Draft, move: Move) -> bool:
     """R3, R5: the poster finds no permit, or one that does not last, and posts nothing.
 
-    Only the latter can come again and again, and has a budget.
+    Only the latter can come again and again, and has a budget. What was withdrawn is not posted
+    where it still waits for its turn, whatever the permit.
     """
     hands = draft.hands
     ordered = hands.ordered[move.number]
     at = slot_of(draft, ordered.writer)
     permitted = ordered.write.epoch in dict(draft.node(at).permits)
     until = draft.node(at).permit(ordered.write.epoch)
-    if rules.may_post(NOW, until, draft.world.configuration.capabilities.write_bound):
-        return False
-    if permitted != (move.cost == "refusal"):
+    lasts = rules.may_post(NOW, until, draft.world.configuration.capabilities.write_bound)
+    if ordered.withdrawn:
+        if move.cost:
+            return False
+    elif lasts or permitted != (move.cost == "refusal"):
         return False
     draft.put_hands(Hands(hands.writes, in_hand.without(hands, move.number)))
     attempt, part = ordered.write.attempt, ordered.write.part.number

@@ -47,6 +47,7 @@ __all__ = [
     "SuspectLink",
     "Transmit",
     "WithdrawMember",
+    "WithdrawWrites",
     "WriterJoined",
 ]
 
@@ -201,7 +202,8 @@ class Hangup:
 class PostWrite:
     """WRITE one part. It is open from here on (R8); exactly one completion must follow.
 
-    `source` holds tokens from 0 on, `destination` from `destination_start` on.
+    `source` holds the tokens below `source_end`, but for those that no sliding window reaches any
+    more; `destination` holds them from `destination_start` on.
 
     Posted only under the permit of `epoch`, checked immediately before the post (R5).
     """
@@ -210,9 +212,20 @@ class PostWrite:
     epoch: Epoch
     part: Part
     source: Blocks
+    source_end: int
     destination: Blocks
     destination_start: int
     arrival_token: int
+
+
+@frozen
+class WithdrawWrites:
+    """Nothing more of this attempt need be written: what was ordered and waits is not posted.
+
+    Each such part closes as refused, at once. What is with the transport goes on to its end.
+    """
+
+    attempt: AttemptId
 
 
 @frozen
@@ -337,6 +350,7 @@ Effect = (
     | Dial
     | Hangup
     | PostWrite
+    | WithdrawWrites
     | PermitGranted
     | PermitEnded
     | PeerJoined

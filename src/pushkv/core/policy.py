@@ -33,6 +33,8 @@ class Policy:
         exposed_blocks: Most destination blocks registered, being written or quarantined at once.
         pinned_blocks: Most source blocks of finished prefills pinned at once; beyond, the oldest
             that nobody has registered for is given up.
+        part_tokens: Most tokens of a WRITE, unless that would make more than 1024 of them of an
+            attempt; a multiple of the block's, or blocks are cut.
         transfers: Most live transfers per endpoint; more are refused.
         remembered: Most transfers that are over, and remembered for their peers (R7).
     """
@@ -55,6 +57,7 @@ class Policy:
     connect_backoff: Duration = seconds(0.2)
     exposed_blocks: int = field(default=1 << 40)
     pinned_blocks: int = field(default=1 << 40)
+    part_tokens: int = 1 << 40
     transfers: int = 100_000
     remembered: int = 10_000
 

@@ -238,7 +238,9 @@ def revoke(state: Producer, event: Revoke, now: Instant, rules: Rules) -> Result
     if state.status is DRAINING:
         return replace(state, answer=True), _unfinished(state, event.attempt)
     state, effects = drain(state, now, rules, None, answer=True)
-    return state, effects or _unfinished(state, event.attempt)
+    if not any(isinstance(each, Send) for each in effects):
+        effects = (*effects, *_unfinished(state, event.attempt))
+    return state, effects
 
 
 def _given_up(state: Producer, event: Revoke, now: Instant, rules: Rules) -> Producer:

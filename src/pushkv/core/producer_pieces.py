@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .effects import PostWrite, Send, SourceFreed
+from collections.abc import Iterator
+
+from .effects import PostWrite, Send, SourceFreed, WithdrawWrites
 from .events import WriteDone, WriteFailed, WriteRefused, WriteUnknown
 from .ids import FOREVER, AttemptId, Instant, Part
 from .messages import (
@@ -89,10 +91,14 @@ def end_attempt(state: Producer, verdict: Verdict, send: bool) -> Result[Produce
 def drain(
     state: Producer, now: Instant, rules: Rules, cause: Reason | None, answer: bool
 ) -> Result[Producer]:
-    """R8: nothing more is ordered; the verdict waits for the last handle."""
+    """R8: nothing more is ordered or posted; the verdict waits for the last handle."""
+    registration = state.registration
+    assert registration is not None, "only an attempt drains"
     until = Instant(now + rules.policy.transfer) if state.open else FOREVER
     state = replace(state, status=DRAINING, cause=cause, answer=answer, transfer_until=until)
-    return drained(replace(state, timer_at=unknown_timer(state)))
+    withdrawn = (WithdrawWrites(registration.register.attempt),) if state.open else ()
+    state, effects = drained(replace(state, timer_at=unknown_timer(state)))
+    return state, (*withdrawn, *effects)
 
 
 def unknown_timer(state: Producer) -> Instant:
@@ -132,8 +138,23 @@ def fail(state: Producer, now: Instant, rules: Rules, reason: Reason) -> Result[
     return drain(state, now, rules, reason, answer=True)
 
 
-def order(state: Producer) -> Result[Producer]:
-    """Order a WRITE for each range that exists, is wanted, and is not ordered yet (R10)."""
+CUTS_MOST = 1_024
+"""Into so many parts an attempt is cut at most: a verdict names them all."""
+
+
+def cut(start: int, end: int, step: int) -> Iterator[tuple[int, int]]:
+    """Tokens [start, end), cut at the multiples of `step`."""
+    while start < end:
+        until = min(end, start - start % step + step)
+        yield start, until
+        start = until
+
+
+def order(state: Producer, rules: Rules) -> Result[Producer]:
+    """Order a WRITE for each range that exists, is wanted, and is not ordered yet (R10).
+
+    A long range becomes several parts, so that others need not wait for all of it.
+    """
     registration = state.registration
     if registration is None or state.starved:
         return state, ()
@@ -142,8 +163,9 @@ def order(state: Producer) -> Result[Producer]:
     ranges = [each for each in state.missing if each[1] <= ready]
     missing = tuple(each for each in state.missing if each[1] > ready)
     begin = max(state.ordered, register.start)
-    if ready > begin:
-        ranges.append((begin, ready))
+    step = rules.policy.part_tokens
+    step *= max(1, -(-register.end // (step * CUTS_MOST)))
+    ranges += cut(begin, ready, step)
     if not ranges:
         return state, ()
     parts = tuple(
@@ -162,6 +184,7 @@ def order(state: Producer) -> Result[Producer]:
             epoch=registration.epoch,
             part=part,
             source=state.source,
+            source_end=state.computed,
             destination=register.blocks,
             destination_start=register.start,
             arrival_token=register.arrival_token,
@@ -178,7 +201,7 @@ def advance(state: Producer, now: Instant, rules: Rules) -> Result[Producer]:
     register = registration.register
     if state.prefill is Prefill.FINISHED and state.computed < register.end:
         return fail(state, now, rules, Reason.SHORT)
-    state, posts = order(state)
+    state, posts = order(state, rules)
     if state.prefill is not Prefill.FINISHED:
         return replace(state, status=RESTING[state.prefill]), posts
     until = state.transfer_until

@@ -7,7 +7,16 @@ from collections.abc import Iterable
 from attrs import define, field
 
 from . import producer as producer_machine
-from .effects import Counted, Effect, LinkDown, PostWrite, Send, SourceFreed, SourceReleased
+from .effects import (
+    Counted,
+    Effect,
+    LinkDown,
+    PostWrite,
+    Send,
+    SourceFreed,
+    SourceReleased,
+    WithdrawWrites,
+)
 from .errors import LocalProtocolError
 from .events import (
     Arrived,
@@ -336,7 +345,7 @@ class Sending:
             elif isinstance(effect, SourceFreed):
                 out += self._freed(effect)
             else:
-                assert isinstance(effect, PostWrite | Counted)
+                assert isinstance(effect, PostWrite | WithdrawWrites | Counted)
                 out.append(effect)
         return out
 

@@ -52,6 +52,9 @@ class RuntimeConfig:
             overwrite the KV cache.
         limits: Bounds of the control channel.
         policy: Durations and bounds.
+        write_budget_bytes: WRITEs to a consumer rank are posted while less than so many bytes are
+            under way to it; the others wait, and transfers take turns. Long ones are cut into
+            parts of a quarter of it.
         cores: CPU cores for the runtime's threads and its transport's, where these must not be
             those of the thread that starts it; empty for those. Linux only.
         is_gone: An orchestrator's word on producers on other hosts; see `AskWhetherGone`.
@@ -78,6 +81,7 @@ class RuntimeConfig:
     plaintext: bool = False
     limits: Limits = field(factory=Limits)
     policy: Policy = field(factory=Policy)
+    write_budget_bytes: int = 128 * 1024 * 1024
     cores: frozenset[int] = frozenset()
     is_gone: AskWhetherGone | None = None
     trace_path: Path | None = None
@@ -93,6 +97,10 @@ class RuntimeConfig:
             raise ConfigurationError("rank", self.rank, f"{self.layout.rank}, as in the layout")
         if not 0 <= self.listen_port <= 65535:
             raise ConfigurationError("listen_port", self.listen_port, "0 to 65535")
+        if type(self.write_budget_bytes) is not int or self.write_budget_bytes < 1:
+            raise ConfigurationError(
+                "write_budget_bytes", self.write_budget_bytes, "an integer of at least 1"
+            )
         if self.plaintext and self.credentials is not None:
             raise ConfigurationError("plaintext", True, "false where there are credentials")
         if not (self.plaintext or self.credentials or is_loopback(self.listen_host)):

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import anyio
 from anyio.abc import TaskGroup
+from attrs import evolve
 
 from pushkv.compatibility import compare
 from pushkv.core.effects import (
@@ -29,6 +30,7 @@ from pushkv.core.effects import (
     SourceReleased,
     SourceYielded,
     Transmit,
+    WithdrawWrites,
     WriterJoined,
 )
 from pushkv.core.endpoint import Endpoint, Identity
@@ -45,6 +47,7 @@ from pushkv.core.events import (
 from pushkv.core.ids import FOREVER, Instant, TransferId
 from pushkv.core.machines import StepRecord
 from pushkv.core.messages import Reason
+from pushkv.core.policy import Policy
 from pushkv.core.table import Rules
 from pushkv.observe.trace import TraceWriter
 from pushkv.transport import Completion, Transport
@@ -56,6 +59,7 @@ from .deaths import Deaths
 from .failures import Failures
 from .health import Health
 from .outbound import Outbound
+from .turns import part_tokens
 from .wakeup import Wakeup
 
 __all__ = ["Loop"]
@@ -90,15 +94,17 @@ class Loop:
         self._late: deque[Event] = deque()
         self._quarantined_blocks = 0
         self._unasked: set[TransferId] = set()
-        self._outbound = Outbound(config.layout, transport, self._late.append)
-        self._policy = config.policy
+        self._outbound = Outbound(
+            config.layout, transport, config.write_budget_bytes, self._late.append
+        )
+        policy = self._policy = _with_parts(config, transport)
         self._trace: TraceWriter | None = None
         if config.trace_path is not None:
-            rules = Rules(config.policy, transport.capabilities)
+            rules = Rules(policy, transport.capabilities)
             self._trace = TraceWriter(config.trace_path, identity.worker, config.layout, rules)
         self._endpoint = Endpoint(
             identity,
-            config.policy,
+            policy,
             transport.capabilities,
             compare,
             Instant(config.clock()),
@@ -209,6 +215,7 @@ class Loop:
         self._failures.forget()
         if isinstance(event, PrefillPreempted):
             self._outbound.preempted(event.transfer)
+        self._outbound.post()
         for transfer in self._outbound.yielded():
             self._report(SourceYielded(transfer))
 
@@ -224,7 +231,9 @@ class Loop:
             case Transmit():
                 self._channel.send(effect.connection, self._outbound.current(effect.message))
             case PostWrite():
-                self._outbound.post(effect)
+                self._outbound.order(effect)
+            case WithdrawWrites():
+                self._outbound.withdraw(effect)
             case PermitGranted():
                 self._outbound.granted(effect)
             case PermitEnded():
@@ -302,3 +311,17 @@ class Loop:
         """Close the trace."""
         if self._trace is not None:
             self._trace.close()
+
+
+def _with_parts(config: RuntimeConfig, transport: Transport) -> Policy:
+    """The policy, with parts of the budget's size.
+
+    A part of which nothing is to be written can not be proven to have arrived where done does not
+    mean visible; where all layers have sliding windows there would be such.
+    """
+    layout, policy = config.layout, config.policy
+    windows = all(group.window_tokens for group in layout.groups)
+    if windows and not transport.capabilities.done_means_visible:
+        return policy
+    most = part_tokens(layout, config.write_budget_bytes)
+    return evolve(policy, part_tokens=min(policy.part_tokens, most))

@@ -1,4 +1,4 @@
-"""From the core's PostWrite to the transport's Write: peers, permits, addresses."""
+"""From the core's PostWrite to the transport's Write: turns, peers, permits, addresses."""
 
 from __future__ import annotations
 
@@ -9,13 +9,21 @@ from collections.abc import Callable, Iterator
 from attrs import define, evolve, field
 
 from pushkv.block_map import block_map, check_pair
-from pushkv.core.effects import PeerJoined, PermitEnded, PermitGranted, PostWrite
+from pushkv.core.effects import (
+    PeerJoined,
+    PermitEnded,
+    PermitGranted,
+    PostWrite,
+    WithdrawWrites,
+)
 from pushkv.core.errors import PushKVError, RemoteProtocolError
 from pushkv.core.events import Event, MessageReceived, WriteClosed
 from pushkv.core.ids import AttemptId, Epoch, TransferId, Worker
 from pushkv.core.messages import Hello, Message, Register
 from pushkv.layout import CacheLayout, join_memory, split_memory
 from pushkv.transport import Completion, Permit, Transport, Write, WriteOutcome
+
+from .turns import Turns
 
 __all__ = ["Outbound"]
 
@@ -26,6 +34,14 @@ OTHER_LAYOUT = b""
 
 
 _Key = tuple[AttemptId, int]
+
+
+@define
+class _Open:
+    """A WRITE that has not been reported: whose it is, and its bytes once it is posted."""
+
+    consumer: Worker
+    length_bytes: int = 0
 
 
 @define
@@ -53,20 +69,25 @@ class Outbound:
     """
 
     def __init__(
-        self, layout: CacheLayout, transport: Transport, fail: Callable[[WriteClosed], None]
+        self,
+        layout: CacheLayout,
+        transport: Transport,
+        budget_bytes: int,
+        closed: Callable[[WriteClosed], None],
     ) -> None:
         self._layout = layout
         self._transport = transport
-        self._fail = fail
+        self._closed = closed
+        self._turns = Turns(budget_bytes)
         self._peers: dict[Worker, _Peer] = {}
         self._permits: dict[Epoch, Permit] = {}
-        self._open: dict[_Key, Worker] = {}
+        self._open: dict[_Key, _Open] = {}
         self._reads: dict[TransferId, _Reads] = {}
         self._yielded: deque[TransferId] = deque()
 
     @property
     def open_writes(self) -> int:
-        """WRITEs posted and not completed."""
+        """WRITEs ordered and not completed."""
         return len(self._open)
 
     def current(self, message: Message) -> Message:
@@ -131,58 +152,87 @@ class Outbound:
             peer.links -= 1
             self._tidy(effect.peer)
 
-    def post(self, effect: PostWrite) -> None:
-        """Order a WRITE; one that cannot be made is over before it began."""
+    def order(self, effect: PostWrite) -> None:
+        """A WRITE waits for its turn; one that cannot be made is over before it began."""
         attempt = effect.attempt
         worker = Worker(attempt.consumer, attempt.consumer_incarnation, attempt.consumer_rank)
         peer = self._peers.get(worker)
         if peer is None or peer.layout is None:
-            self._fail(WriteClosed(attempt, effect.part.number, "failed", "unknown peer memory"))
+            cause = "unknown peer memory"
+            self._closed(WriteClosed(attempt, effect.part.number, "failed", cause))
+            return
+        self._open[attempt, effect.part.number] = _Open(worker)
+        peer.open += 1
+        self._turns.wait(worker, effect)
+
+    def withdraw(self, effect: WithdrawWrites) -> None:
+        """What waits of an attempt is over: nothing of it was posted."""
+        attempt = effect.attempt
+        worker = Worker(attempt.consumer, attempt.consumer_incarnation, attempt.consumer_rank)
+        for write in self._turns.withdraw(worker, attempt):
+            self._end(write, WriteOutcome.REFUSED, "it was withdrawn before its turn")
+
+    def post(self) -> None:
+        """Post what the budget allows."""
+        for worker, effect in self._turns.due():
+            self._post(worker, effect)
+
+    def _post(self, worker: Worker, effect: PostWrite) -> None:
+        layout = self._peers[worker].layout
+        if layout is None:
+            self._end(effect, WriteOutcome.FAILED, "unknown peer memory")
             return
         try:
             source, destination = block_map(
                 self._layout,
-                peer.layout,
+                layout,
                 effect.source,
                 0,
                 effect.destination,
                 effect.destination_start,
                 effect.part.start,
                 effect.part.end,
+                effect.source_end,
             )
         except PushKVError as error:
-            self._fail(WriteClosed(attempt, effect.part.number, "failed", str(error)))
+            self._end(effect, WriteOutcome.FAILED, str(error))
             return
         if not len(source) and not self._transport.capabilities.done_means_visible:
             cause = "nothing to write, and no arrival would say so"
-            self._fail(WriteClosed(attempt, effect.part.number, "failed", cause))
+            self._end(effect, WriteOutcome.FAILED, cause)
             return
-        permit = self._permits.setdefault(effect.epoch, Permit())
-        self._open[attempt, effect.part.number] = worker
-        peer.open += 1
-        self._transport.post(
-            Write(
-                peer=worker,
-                attempt=attempt,
-                part=effect.part.number,
-                arrival_token=effect.arrival_token,
-                source=source,
-                destination=destination,
-                permit=permit,
-            )
+        write = Write(
+            peer=worker,
+            attempt=effect.attempt,
+            part=effect.part.number,
+            arrival_token=effect.arrival_token,
+            source=source,
+            destination=destination,
+            permit=self._permits.setdefault(effect.epoch, Permit()),
         )
+        length_bytes = self._open[effect.attempt, effect.part.number].length_bytes = (
+            write.length_bytes
+        )
+        self._turns.posted(worker, length_bytes)
+        self._transport.post(write)
+
+    def _end(self, effect: PostWrite, outcome: WriteOutcome, cause: str) -> None:
+        """A WRITE that no transport has heard of is over."""
+        ended = Completion(effect.attempt, effect.part.number, outcome, cause=cause)
+        self._closed(self.completed(ended))
 
     def completed(self, completion: Completion) -> WriteClosed:
-        """The transport is done with a WRITE."""
+        """A WRITE is over."""
         key = (completion.attempt, completion.part)
         if completion.outcome is WriteOutcome.UNKNOWN and not completion.source_idle:
             self._reads.setdefault(key[0].transfer, _Reads()).unknown.add(key)
         else:
             self._read(key)
-        worker = self._open.pop(key, None)
-        if worker is not None:
-            self._peers[worker].open -= 1
-            self._tidy(worker)
+        ended = self._open.pop(key, None)
+        if ended is not None:
+            self._turns.ended(ended.consumer, ended.length_bytes)
+            self._peers[ended.consumer].open -= 1
+            self._tidy(ended.consumer)
         outcome = str(completion.outcome)
         return WriteClosed(
             completion.attempt,
@@ -227,5 +277,6 @@ class Outbound:
         peer = self._peers[worker]
         if peer.links == 0 and peer.open == 0:
             del self._peers[worker]
+            self._turns.forget(worker)
             if peer.layout is not None:
                 self._transport.remove_peer(worker)

@@ -13,6 +13,7 @@ from pushkv.core.effects import (
     RetryDue,
     SourceReleased,
     Transmit,
+    WithdrawWrites,
 )
 from pushkv.core.messages import Complete, Failed, Grant, Hello, Message, Ping, Refused
 
@@ -41,6 +42,8 @@ def effect_words(name: str, effect: Effect, peer: str = "") -> str:
                 f"{name} orders WRITE {attempt.transfer}/{attempt.attempt} part {part.number}, "
                 f"tokens [{part.start}, {part.end})"
             )
+        case WithdrawWrites():
+            return f"{name} posts no more of {effect.attempt.transfer}/{effect.attempt.attempt}"
         case Dial():
             return f"{name} dials {effect.address.host}"
         case Counted():

@@ -20,6 +20,7 @@ from pushkv.core.effects import (
     ProducerAddress,
     Report,
     Transmit,
+    WithdrawWrites,
     WriterJoined,
 )
 from pushkv.core.endpoint import Endpoint, Identity
@@ -242,7 +243,7 @@ class Network(ABC):
                     self._look(node)
             case Counted():
                 node.counted[effect.cause] += 1
-            case PeerJoined() | WriterJoined():
+            case PeerJoined() | WriterJoined() | WithdrawWrites():
                 pass
             case _:
                 assert isinstance(effect, Report), f"{effect!r} left the endpoint"
