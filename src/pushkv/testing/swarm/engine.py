@@ -90,10 +90,6 @@ class Surroundings(Protocol):
         """When a WRITE of a transfer was last posted, in virtual nanoseconds."""
 
 
-BUDGETS_BYTES = (1, 256, 128 * 1024 * 1024)
-"""For one block after the other, for four at once, and for all of them: a rank has one of these."""
-
-
 class Rank:
     """One worker rank, and its memory, which outlives its processes."""
 
@@ -130,6 +126,7 @@ class Rank:
     def build(self, incarnation: int) -> Runtime:
         """The runtime of a new life."""
         around = self.engine.around
+        budgets = around.weather.write_budgets_bytes
         config = RuntimeConfig(
             EngineId(self.engine.name),
             self.pool.layout,
@@ -139,7 +136,7 @@ class Rank:
             listen_port=PORT,
             plaintext=True,
             policy=around.weather.policy,
-            write_budget_bytes=BUDGETS_BYTES[self._entropy % len(BUDGETS_BYTES)],
+            write_budget_bytes=budgets[self._entropy % len(budgets)],
             clock=self.clock,
             random_bytes=self.random_bytes,
             network=around.network.at(self.host),

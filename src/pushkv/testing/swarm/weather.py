@@ -40,6 +40,9 @@ TRANSPORTS = {
 }
 """Without a bound nothing reaches a successor: no grace could be long enough (R13)."""
 
+WHOLE = 128 * 1024 * 1024
+WRITE_BUDGETS_BYTES = (1, 256, WHOLE)
+"""For one block after the other, for four at once, and for as many as there are."""
 PER_ENGINE = 30
 """Requests of one engine that the pools of `_mixed` are made for."""
 POLICY = Policy(
@@ -78,6 +81,7 @@ class Weather:
         faults_within: Within about which engines and paths fail.
         per_million: How often a request is cancelled, preempted and so on.
         faults: How many times an engine or a path fails.
+        write_budgets_bytes: Each rank has one of these.
     """
 
     transport: str
@@ -95,6 +99,7 @@ class Weather:
     faults_within: Duration
     per_million: int
     faults: int
+    write_budgets_bytes: tuple[int, ...] = (WHOLE,)
 
 
 def draw(random: Random, kind: Kind, transfers: int, engines: int) -> Weather:
@@ -107,7 +112,7 @@ def draw(random: Random, kind: Kind, transfers: int, engines: int) -> Weather:
     mixed = _mixed(random, transfers, max(1, share // PER_ENGINE))
     match kind:
         case Kind.MIXED:
-            return mixed
+            return evolve(mixed, write_budgets_bytes=WRITE_BUDGETS_BYTES)
         case Kind.CROWD:
             return _crowd(mixed, share, engines)
         case Kind.STORM:
