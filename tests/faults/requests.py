@@ -110,7 +110,7 @@ async def turns(rig: Rig) -> None:
     producer.abort("given up")
     producer.transport.release(Stage.COMPLETION, "long")
     assert await busy.outcome(long) == "delivered"
-    assert posted("long") == 10
+    assert posted("long") >= 10  # more, if the first came before their permit
     await busy.released(long)
     await producer.source_released("long", "short", "given up")
 

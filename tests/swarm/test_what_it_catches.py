@@ -104,7 +104,7 @@ def test_a_report_that_gets_lost_is_missed(
             report(self, each)
 
     patch.set(Bridge, "report", forgetful)
-    found = run_swarm(SwarmSettings(3, 60, 6)).violation
+    found = run_swarm(SwarmSettings(4, 60, 6)).violation
     assert found is not None
     assert found.invariant == invariant
     assert said in found.detail
