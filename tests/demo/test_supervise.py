@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -17,7 +18,14 @@ import pytest
 
 from pushkv.core.errors import ConfigurationError
 from pushkv.demo.engines import vllm_server
-from pushkv.demo.supervise import Progress, ServerError, ServerSpec, free_ports, run_servers
+from pushkv.demo.supervise import (
+    LOWEST_PORT,
+    Progress,
+    ServerError,
+    ServerSpec,
+    free_ports,
+    run_servers,
+)
 
 WAIT_S = 20.0
 
@@ -254,6 +262,15 @@ def test_free_ports_differ_and_no_outgoing_connection_gets_one() -> None:
     assert len(set(ports)) == 50
     first, _ = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     assert max(ports) < max(first, 32_768)
+
+
+def test_a_port_that_was_given_is_not_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its server may take a while to bind it, and then another would wait at its door."""
+    (first,) = free_ports(1)
+    draw = secrets.randbelow
+    same = iter([first - LOWEST_PORT] * 3)
+    monkeypatch.setattr(secrets, "randbelow", lambda most: next(same, None) or draw(most))
+    assert free_ports(1) != [first]
 
 
 def test_a_vllm_server_takes_its_core_and_its_transfer_configuration(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -115,22 +116,29 @@ class Progress:
     last_line: str
 
 
+_given: deque[int] = deque(maxlen=1_024)
+
+
 def free_ports(count: int) -> list[int]:
     """`count` different TCP ports of 127.0.0.1 that were free a moment ago.
 
-    All are held until all are known, so they differ. They lie below those that the kernel gives to
-    outgoing connections, or a server that takes a minute to start would find its port taken by one.
-    Another process may still take one before it is used; whoever binds it then fails with "address
-    in use".
+    All are held until all are known, so they differ, also from those given last: a server may not
+    have taken its port yet when the next one's are looked for. They lie below those that the kernel
+    gives to outgoing connections, or a server that takes a minute to start would find its port
+    taken by one. Another process may still take one before it is used; whoever binds it then fails
+    with "address in use".
     """
     with contextlib.ExitStack() as stack:
         found: list[int] = []
         while len(found) < count:
             port = LOWEST_PORT + secrets.randbelow(HIGHEST_PORT - LOWEST_PORT)
+            if port in _given:
+                continue
             candidate = stack.enter_context(socket.socket())
             with contextlib.suppress(OSError):
                 candidate.bind(("127.0.0.1", port))
                 found.append(port)
+        _given.extend(found)
         return found
 
 
