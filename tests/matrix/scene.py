@@ -108,7 +108,7 @@ class Scene:
         found = said.get("kv_transfer_params")
         return found if isinstance(found, dict) else {}
 
-    async def crowd(self, count: int = 4) -> None:
+    async def crowd(self, count: int = 10) -> None:
         """Keep the prefill engine busy with others' prompts; they are not clients of the fault."""
         prompts = [make_prompt(LONG, seed=self.seed + 50_000 + index) for index in range(count)]
         async with anyio.create_task_group() as tasks:
