@@ -26,6 +26,8 @@ BREAKS = {
     "any grant will do": "I5",
     "a verdict frees without arrivals": "I1",
     "parts are forgotten when the link ends": "I1",
+    "what was computed is kept when preempted": "I1",
+    "a preempted source goes at once": "I1",
     "part numbers are used again": "I5",
     "what was ordered is kept for the next attempt": "ends",
     "abort without a drain": "I1",

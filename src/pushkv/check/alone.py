@@ -149,17 +149,17 @@ def _events(node: Node) -> Iterator[Event]:
 def _prefills(world: World, slot: Slot, node: Node, prefill: Prefilling) -> Iterator[Node]:
     """Prefill goes on to its end, or is given up where it never gets there."""
     transfer, name = world.transfers[prefill.transfer], TransferId(prefill.transfer)
-    if prefill.stage == Stage.YIELDING:
-        yield with_prefill(node, Prefilling(name, Stage.PREEMPTED, 0))
+    if prefill.reads:
+        yield with_prefill(node, evolve(prefill, reads=()))
     if prefill.stage not in (Stage.QUEUED, Stage.RUNNING, Stage.PREEMPTED):
         return
     event: Event
     if transfer.chunks:
-        after = Prefilling(name, Stage.FINISHED, transfer.chunks[-1])
-        source = (tuple(range(transfer.tokens)),)
+        after = evolve(prefill, stage=Stage.FINISHED, tokens=transfer.chunks[-1])
+        source = prefill.source(transfer.tokens)
         event = Computed(name, transfer.chunks[-1], source, final=True)
     else:
-        after, event = Prefilling(name, Stage.ABORTED, 0), PrefillAborted(name)
+        after, event = evolve(prefill, stage=Stage.ABORTED), PrefillAborted(name)
     step = world.nodes.step(slot, with_prefill(node, after), event)
     yield _hung_up(world, slot, step)
 

@@ -24,7 +24,7 @@ from pushkv.core.events import (
     TakenBack,
     WriterGone,
 )
-from pushkv.core.ids import TransferId
+from pushkv.core.ids import AttemptId, TransferId
 from pushkv.core.messages import (
     AttemptMessage,
     Complete,
@@ -156,8 +156,8 @@ def compute(draft: Draft, move: Move) -> bool:
     if tokens is None:
         return False
     final = tokens == transfer.chunks[-1]
-    after = Prefilling(move.name, Stage.FINISHED if final else Stage.RUNNING, tokens)
-    source = (tuple(range(transfer.tokens)),)
+    after = evolve(before, stage=Stage.FINISHED if final else Stage.RUNNING, tokens=tokens)
+    source = before.source(transfer.tokens)
     event = Computed(TransferId(move.name), tokens, source, final)
     return engine(draft, move.at, before, after, event)
 
@@ -171,33 +171,35 @@ def abort(draft: Draft, move: Move) -> bool:
 
 
 def preempt(draft: Draft, move: Move) -> bool:
-    """The engine takes the source back, once no WRITE reads it."""
+    """The engine takes the source back, once no WRITE reads it; its next life has other blocks."""
     before = draft.node(move.at).prefill(move.name)
     assert before is not None
-    stage = Stage.YIELDING if _read(draft, move) else Stage.PREEMPTED
-    after = Prefilling(move.name, stage, 0)
+    reads = tuple(sorted({*before.reads, *_reads(draft, move)}))
+    after = Prefilling(move.name, Stage.PREEMPTED, 0, before.life + 1, reads)
     return engine(draft, move.at, before, after, PrefillPreempted(TransferId(move.name)))
 
 
 def yields(draft: Draft, move: Move) -> bool:
-    """Nothing reads the source of a preempted prefill any more: it goes."""
-    if _read(draft, move):
+    """Nothing reads the blocks of a former life any more: they go."""
+    before = draft.node(move.at).prefill(move.name)
+    assert before is not None
+    if set(before.reads) & _reads(draft, move):
         return False
-    after = Prefilling(move.name, Stage.PREEMPTED, 0)
-    draft.put_node(move.at, with_prefill(draft.node(move.at), after))
+    draft.put_node(move.at, with_prefill(draft.node(move.at), evolve(before, reads=())))
     return True
 
 
-def _read(draft: Draft, move: Move) -> bool:
+def _reads(draft: Draft, move: Move) -> set[tuple[AttemptId, int]]:
+    """The WRITEs that may read the source, as the runtime counts them."""
     slot, life = draft.world.slots[move.at], draft.node(move.at).life
-    return bool(draft.hands.of(move.name, slot.worker(life)))
+    return in_hand.named(draft.hands.of(move.name, slot.worker(life)))
 
 
 def resume(draft: Draft, move: Move) -> bool:
-    """Prefill begins again."""
+    """Prefill begins again, in other blocks."""
     before = draft.node(move.at).prefill(move.name)
     assert before is not None
-    after = Prefilling(move.name, Stage.RUNNING, 0)
+    after = evolve(before, stage=Stage.RUNNING)
     return engine(draft, move.at, before, after, PrefillResumed(TransferId(move.name)))
 
 

@@ -6,6 +6,7 @@ An ordered WRITE waits for the thread that posts it, which checks the permit imm
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from operator import attrgetter
 
 from attrs import evolve, frozen
@@ -26,6 +27,7 @@ __all__ = [
     "choices",
     "crashed",
     "in_order",
+    "named",
     "order",
     "post",
     "settle",
@@ -83,6 +85,16 @@ class Hands:
         names = [each.write.attempt for each in self.ordered]
         names += [each.key.attempt for each in self.writes.flights if each.pending]
         return any(each.transfer == transfer for each in names)
+
+
+def named(found: Iterable[Ordered | Flight]) -> set[tuple[AttemptId, int]]:
+    """The attempt and the part of each."""
+    return {
+        (each.write.attempt, each.write.part.number)
+        if isinstance(each, Ordered)
+        else (each.key.attempt, each.key.part)
+        for each in found
+    }
 
 
 def in_order(hands: Hands) -> Hands:

@@ -38,6 +38,8 @@ MISSED_IN = {
     "any grant will do": "producer-restart",
     "a verdict frees without arrivals": "weak",
     "parts are forgotten when the link ends": "weak-parts",
+    "what was computed is kept when preempted": "streaming",
+    "a preempted source goes at once": "streaming-unknown",
     "part numbers are used again": "delivers-retried",
     "what was ordered is kept for the next attempt": "delivers-again",
     "abort without a drain": "abort",

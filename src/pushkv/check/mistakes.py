@@ -28,6 +28,7 @@ from pushkv.core.events import (
     Cancelled,
     Offered,
     PrefillAborted,
+    PrefillPreempted,
     RegistrationReceived,
     Tick,
     WriteClosed,
@@ -139,6 +140,19 @@ def parts_are_forgotten_when_the_link_ends(patch: Patch) -> None:
         return real(replace(state, done=()), event, now, rules_)
 
     swap(patch, PRODUCER, LIVE, LinkDown, link_down)
+
+
+@mistake
+def what_was_computed_is_kept_when_preempted(patch: Patch) -> None:
+    """I1: whoever registers while a prefill is preempted is written from blocks that are gone."""
+
+    def preempted(
+        state: Producer, event: PrefillPreempted, now: Instant, rules_: Rules
+    ) -> Result[Producer]:
+        after, effects = producer_actions.preempted(state, event, now, rules_)
+        return replace(after, computed=state.computed), effects
+
+    swap(patch, PRODUCER, [PREFILLING], PrefillPreempted, preempted)
 
 
 @mistake

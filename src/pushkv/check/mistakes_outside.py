@@ -124,3 +124,9 @@ def a_permit_is_checked_when_ordered(patch: Patch) -> None:
 
     patch.set(Draft, "_do", checked)
     patch.set(handlers, "HANDLERS", handlers.HANDLERS | {"post": posted})
+
+
+@mistake
+def a_preempted_source_goes_at_once(patch: Patch) -> None:
+    """I1: the engine gets the blocks of a preempted prefill back although WRITEs read them."""
+    patch.set(handlers, "_reads", lambda draft, move: set())

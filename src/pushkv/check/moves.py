@@ -143,7 +143,7 @@ def _producer(configuration: Configuration, slot: Slot, at: int, node: Node) -> 
             found.append(Move("arrive", at, name=transfer.name, cost="arrive_again"))
         if prefill.stage == Stage.RUNNING:
             found.append(Move("preempt", at, name=transfer.name, cost="preempt"))
-        if prefill.stage == Stage.YIELDING:
+        if prefill.reads:
             found.append(Move("yield", at, name=transfer.name))
         if prefill.stage == Stage.PREEMPTED:
             found.append(Move("resume", at, name=transfer.name))

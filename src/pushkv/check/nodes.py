@@ -88,7 +88,6 @@ class Stage:
     ABSENT = "absent"
     QUEUED = "queued"
     RUNNING = "running"
-    YIELDING = "preempted, but read"
     PREEMPTED = "preempted"
     FINISHED = "finished"
     ABORTED = "aborted"
@@ -97,11 +96,25 @@ class Stage:
 
 @frozen
 class Prefilling:
-    """One transfer at a producer's engine: its stage, and the tokens computed."""
+    """One transfer at a producer's engine.
+
+    Attributes:
+        stage: How far it is.
+        tokens: How many are computed, in blocks of its present life.
+        life: How often it was preempted: each life has other blocks.
+        reads: WRITEs that were open when it was preempted, by attempt and part: until they are
+            over the blocks of the former life are pinned, whatever the present one does.
+    """
 
     transfer: str
     stage: str
     tokens: int
+    life: int = 0
+    reads: tuple[tuple[AttemptId, int], ...] = ()
+
+    def source(self, tokens: int) -> tuple[tuple[int, ...]]:
+        """The blocks of the present life of a prompt of so many tokens."""
+        return (tuple(range(self.life * tokens, (self.life + 1) * tokens)),)
 
 
 @frozen
@@ -442,7 +455,7 @@ def _at_node(node: Node, effect: Effect) -> tuple[Node, bool, list[tuple[str, st
             found = node.prefill(transfer)
             if found is None or found.stage in (Stage.ABSENT, Stage.RELEASED):
                 return node, True, [("I3", f"the source of {transfer} is released twice")]
-            return with_prefill(node, evolve(found, stage=Stage.RELEASED)), True, []
+            return with_prefill(node, evolve(found, stage=Stage.RELEASED, reads=())), True, []
         case Counted() | PeerJoined() | WriterJoined() | LookForArrivals() | RetryDue():
             return node, True, []
         case _:

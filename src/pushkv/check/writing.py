@@ -7,9 +7,9 @@ from collections.abc import Hashable
 from attrs import evolve
 
 from pushkv.core import rules
-from pushkv.core.effects import Effect
+from pushkv.core.effects import Effect, PostWrite
 from pushkv.core.events import Event, WriteClosed
-from pushkv.core.ids import Worker
+from pushkv.core.ids import AttemptId, Worker
 from pushkv.model import writes as model
 from pushkv.model.flights import Outcome
 
@@ -23,7 +23,7 @@ from .world import Draft
 
 __all__ = ["happen", "post", "refuse", "slot_of", "write"]
 
-PINNED = (Stage.QUEUED, Stage.RUNNING, Stage.YIELDING, Stage.FINISHED, Stage.ABORTED)
+PINNED = (Stage.QUEUED, Stage.RUNNING, Stage.FINISHED, Stage.ABORTED)
 
 
 def happen(draft: Draft, at: int, key: Hashable, event: Event) -> tuple[Effect, ...]:
@@ -41,7 +41,8 @@ def post(draft: Draft, move: Move) -> bool:
     until = draft.node(at).permit(write.epoch)
     if not rules.may_post(NOW, until, world.configuration.capabilities.write_bound):
         return False
-    _reads(draft, at, write.attempt.transfer)
+    _reads(draft, at, write.attempt, write.part.number)
+    _holds(draft, at, write)
     question = ("post", draft.ids[world.hands_at], move.number)
     known = world.known.get(question)
     if known is None:
@@ -93,9 +94,23 @@ def _closed(draft: Draft, at: int, event: WriteClosed) -> None:
     happen(draft, at, event, event)
 
 
-def _reads(draft: Draft, at: int, transfer: str) -> None:
+def _holds(draft: Draft, at: int, write: PostWrite) -> None:
+    """I1: the source of a WRITE that is posted now has what it is to write."""
+    found = draft.node(at).prefill(write.attempt.transfer)
+    if found is None or (write.attempt, write.part.number) in found.reads:
+        return
+    tokens = draft.world.transfers[write.attempt.transfer].tokens
+    if write.source != found.source(tokens) or write.part.end > found.tokens:
+        what = f"tokens [{write.part.start}, {write.part.end}) of {write.attempt.transfer}"
+        draft.broken.append(("I1", f"a WRITE reads {what} where they are not, or not yet"))
+
+
+def _reads(draft: Draft, at: int, attempt: AttemptId, part: int) -> None:
     """I1: the source of a WRITE is still the request's."""
+    transfer = attempt.transfer
     found = draft.node(at).prefill(transfer)
+    if found is not None and (attempt, part) in found.reads:
+        return
     if found is None or found.stage not in PINNED:
         stage = Stage.ABSENT if found is None else found.stage
         draft.broken.append(("I1", f"a WRITE of {transfer} reads a source that is {stage}"))
@@ -120,7 +135,7 @@ def write(draft: Draft, move: Move) -> bool:
                 writer = slot_of(draft, key.writer)
                 alive = draft.node(writer).life == key.writer.incarnation
                 if alive and flights[key].outcome is not Outcome.DONE:
-                    _reads(draft, writer, key.attempt.transfer)
+                    _reads(draft, writer, key.attempt, key.part)
                 target = slot_of(draft, worker)
                 memory, broken = blocks.landed(draft.memory(target), piece, key.attempt, key.part)
                 draft.put_memory(target, memory)
