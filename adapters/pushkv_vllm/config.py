@@ -15,6 +15,7 @@ from pushkv.core.policy import Policy
 from pushkv.runtime import AskWhetherGone, Certificates, SharedSecret
 from pushkv.runtime.credentials import Credentials
 
+from .prefills import Streaming
 from .stepping import WhileWaiting
 
 __all__ = ["Options", "read_options"]
@@ -61,7 +62,7 @@ class Options:
         trace_path: Where the runtime writes its trace; None for nowhere.
         write_budget_bytes: WRITEs to a decode rank are posted while less than so many bytes are
             under way to it; the others wait, and transfers take turns.
-        streaming: Whether blocks are written while the prefill that fills them runs.
+        streaming: When blocks are written: while the prefill that fills them runs, or after.
         while_waiting: What the engine does while its requests only wait for their KV cache.
         stop_timeout_s: How long shutting down may wait for WRITEs that are under way.
         policy: Every duration and bound of the protocol.
@@ -86,7 +87,7 @@ class Options:
     metrics_port: int = 0
     trace_path: Path | None = None
     write_budget_bytes: int = 128 * 1024 * 1024
-    streaming: bool = True
+    streaming: Streaming = Streaming.CHUNKS
     while_waiting: WhileWaiting = WhileWaiting.SLEEP
     stop_timeout_s: float = 5.0
     policy: Policy = field(factory=Policy)
@@ -186,6 +187,14 @@ def _while_waiting(name: str, value: object) -> WhileWaiting:
         raise ConfigurationError(name, value, "one of: " + ", ".join(WhileWaiting)) from None
 
 
+def _streaming(name: str, value: object) -> Streaming:
+    if isinstance(value, bool):
+        return Streaming.CHUNKS if value else Streaming.WHOLE
+    if value == Streaming.LAYERS:
+        return Streaming.LAYERS
+    raise ConfigurationError(name, value, f"true, false or {Streaming.LAYERS.value}")
+
+
 def _boolean(name: str, value: object) -> bool:
     if isinstance(value, bool):
         return value
@@ -230,7 +239,7 @@ _READERS: dict[str, Callable[[str, object], object]] = {
     "is_gone": _function,
     "trace_path": _path,
     "write_budget_bytes": lambda name, value: _integer(name, value, most=1 << 40, least=1),
-    "streaming": _boolean,
+    "streaming": _streaming,
     "while_waiting": _while_waiting,
     "stop_timeout_s": lambda name, value: _number(name, value, least=0.0, most=3_600.0),
 }

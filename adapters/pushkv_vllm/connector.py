@@ -19,6 +19,7 @@ from vllm import envs
 
 from .channel import Endpoint, StepMetadata, StepReports
 from .config import read_options
+from .prefills import Streaming
 from .scheduler import SchedulerHalf, Shape
 from .stepping import Alarm
 from .worker import WorkerHalf, engine_ranks
@@ -62,6 +63,7 @@ class PushKVConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config, role, kv_cache_config)
         options = read_options(self._kv_transfer_config.kv_connector_extra_config)
         _refuse_unserved(vllm_config, kv_cache_config)
+        self._layers_stream = options.streaming is Streaming.LAYERS
         self.scheduler_half: SchedulerHalf | None = None
         self.worker_half: WorkerHalf | None = None
         if role is KVConnectorRole.SCHEDULER:
@@ -196,10 +198,19 @@ class PushKVConnector(KVConnectorBase_V1, SupportsHMA):
         attn_metadata: AttentionMetadata,
         **kwargs: Any,
     ) -> None:
-        """Nothing: KV is read where it lies."""
+        """A layer of this step's KV exists, or will when its device has got so far."""
+        if self._layers_stream:
+            self._worker.computed(self._step, layer_name)
 
     def wait_for_save(self) -> None:
-        """Nothing: source blocks stay pinned until no WRITE reads them."""
+        """All of it does. Nothing is waited for: what is written stays pinned."""
+        if self._layers_stream:
+            self._worker.all_computed(self._step)
+
+    @property
+    def _step(self) -> int:
+        metadata = self._connector_metadata
+        return metadata.number if isinstance(metadata, StepMetadata) else 0
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Report what the scheduler half decided for this step."""
@@ -219,6 +230,11 @@ class PushKVConnector(KVConnectorBase_V1, SupportsHMA):
         """Stop the runtime; waits, bounded, for WRITEs that are under way."""
         if self.worker_half is not None:
             self.worker_half.stop()
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """Where layers are streamed: what is replayed from a graph calls no hook."""
+        return read_options(extra_config).streaming is Streaming.LAYERS
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:

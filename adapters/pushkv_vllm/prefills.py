@@ -8,6 +8,8 @@ that after the last step only what that one filled is left to be written. Exactl
   to the workers; only when the number is back, with the step's output, is KV in these blocks.
 * A block that was announced may be read by a WRITE at any time, so it is pinned from then on, until
   `SourceReleased`; one whose request was preempted, until `SourceYielded`.
+* Layer by layer (`Streaming.LAYERS`) the blocks are announced when their step is scheduled, with
+  its number (`Computed.step`); the worker says which layers exist.
 * Preemption begins a new *life* of the request. It may get other blocks, so what was scheduled in
   an earlier life is never announced; what was written stays written, for the tokens are the same.
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
+from enum import StrEnum
 from math import lcm
 from typing import Any
 
@@ -33,7 +36,18 @@ from pushkv.core.ids import Blocks, TransferId
 
 from .blocks import BlockPool, Pins, held, numbers
 
-__all__ = ["Prefill", "Prefills"]
+__all__ = ["Prefill", "Prefills", "Streaming"]
+
+
+class Streaming(StrEnum):
+    """When KV leaves."""
+
+    WHOLE = "whole"
+    """When the prompt is computed."""
+    CHUNKS = "chunks"
+    """When the step that computes a chunk is over."""
+    LAYERS = "layers"
+    """When a layer of the chunk is computed."""
 
 
 @define
@@ -75,13 +89,13 @@ class Prefills:
     Args:
         groups: Indices of the KV cache groups that are transferred.
         block_tokens: Tokens per block of each of `groups`.
-        streams: Announce blocks while prefill runs; else all of them when it is over.
+        streaming: When blocks are announced.
         submit: Tells the runtime.
     """
 
     groups: tuple[int, ...]
     block_tokens: tuple[int, ...]
-    streams: bool
+    streaming: Streaming
     submit: Callable[[EngineEvent], None]
     _requests: dict[str, Prefill] = field(factory=dict, init=False)
     _pins: Pins[tuple[TransferId, int]] | None = field(default=None, init=False)
@@ -118,11 +132,14 @@ class Prefills:
             return 0
         for request_id in output.preempted_req_ids or ():
             self._preempted(request_id)
-        filled = tuple(self._filled(output)) if self.streams else ()
+        filled = () if self.streaming is Streaming.WHOLE else tuple(self._filled(output))
         if not filled:
             return 0
         number = next(self._numbers)
         self._steps[number] = filled
+        if self.streaming is Streaming.LAYERS:
+            for each in filled:
+                self._fill(each, number)
         return number
 
     def _filled(self, output: Any) -> Iterator[_Filled]:
@@ -137,7 +154,8 @@ class Prefills:
             if prefill is None or prefill.repeated:
                 continue
             end = min(start + output.num_scheduled_tokens[request_id], prefill.tokens)
-            end -= end % whole
+            if self.streaming is not Streaming.LAYERS or end < prefill.tokens:
+                end -= end % whole
             if end > prefill.announced_tokens:
                 table = output.kv_connector_block_state.get_block_ids(request_id)
                 yield _Filled(request_id, prefill.life, end, self._blocks(table, end))
@@ -145,16 +163,19 @@ class Prefills:
     def over(self, number: int) -> None:
         """The step of this number is over: what it was to fill is filled."""
         for filled in self._steps.pop(number, ()):
-            prefill = self._requests.get(filled.request_id)
-            if prefill is None or prefill.life != filled.life:
-                continue  # it ended, or its blocks were taken away, while the step ran
-            if filled.tokens <= prefill.announced_tokens:
-                continue
-            if prefill.is_preempted:
-                prefill.is_preempted = False
-                self.submit(PrefillResumed(prefill.transfer))
-            prefill.announced_tokens = filled.tokens
-            self._announce(prefill, filled.tokens, filled.blocks, final=False)
+            self._fill(filled, 0)
+
+    def _fill(self, filled: _Filled, step: int) -> None:
+        prefill = self._requests.get(filled.request_id)
+        if prefill is None or prefill.life != filled.life:
+            return  # it ended, or its blocks were taken away, while the step ran
+        if filled.tokens <= prefill.announced_tokens:
+            return
+        if prefill.is_preempted:
+            prefill.is_preempted = False
+            self.submit(PrefillResumed(prefill.transfer))
+        prefill.announced_tokens = filled.tokens
+        self._announce(prefill, filled.tokens, filled.blocks, final=False, step=step)
 
     def _preempted(self, request_id: str) -> None:
         prefill = self._requests.get(request_id)
@@ -184,13 +205,15 @@ class Prefills:
         """The prompt's KV will not be complete. What was announced may still be read."""
         self.submit(PrefillAborted(prefill.transfer))
 
-    def _announce(self, prefill: Prefill, tokens: int, blocks: Blocks, *, final: bool) -> None:
+    def _announce(
+        self, prefill: Prefill, tokens: int, blocks: Blocks, *, final: bool, step: int = 0
+    ) -> None:
         key = (prefill.transfer, prefill.life)
         self.pins.extend(key, held(blocks, self.pins.pool))
         lives = self._lives.setdefault(prefill.transfer, deque())
         if prefill.life not in lives:
             lives.append(prefill.life)
-        self.submit(Computed(prefill.transfer, tokens, blocks, final))
+        self.submit(Computed(prefill.transfer, tokens, blocks, final, step))
 
     def _blocks(self, table: Any, tokens: int) -> Blocks:
         return tuple(

@@ -146,6 +146,18 @@ class WorkerHalf:
             if rank == self.rank:
                 self._running.bridge.submit(event)
 
+    def computed(self, number: int, layer_name: str) -> None:
+        """A layer has been computed in the step of that number, or will have been by its device."""
+        cache = self._kv_caches.get(layer_name)
+        if number and cache is not None:
+            self._running.steps[number].computed(cache.data_ptr(), _exists(cache.device))
+
+    def all_computed(self, number: int) -> None:
+        """All layers have, or will have been; those too round which vLLM calls no hook."""
+        if number:
+            device = next(iter(self._kv_caches.values())).device
+            self._running.steps[number].end(_exists(device))
+
     def step_over(self, metadata: StepMetadata) -> StepReports | None:
         """What the scheduler half asked to be told of this step."""
         taken = self._running.bridge.take() if metadata.relayed else []
@@ -171,6 +183,22 @@ class WorkerHalf:
             logger.warning("pushkv: stopped with WRITEs open; the KV cache stays until exit")
             _still_written.append(self._kv_caches)
         self._kv_caches = {}
+
+
+def _exists(device: Any) -> Callable[[], bool]:
+    """Says when all that is queued for `device` so far is done: never tried on an accelerator."""
+    if device.type == "cpu":
+        return _now
+    import torch
+
+    event = torch.Event(device)
+    event.record()
+    query: Callable[[], bool] = event.query
+    return query
+
+
+def _now() -> bool:
+    return True
 
 
 def _advertised(options: Options) -> str:

@@ -28,7 +28,7 @@ from pushkv.layout import CacheGroup, CacheLayout, difference
 from pushkv.rank_plan import heads_written
 from pushkv.transport import Segments
 
-__all__ = ["ROWS_MOST", "block_map", "check_pair"]
+__all__ = ["ROWS_MOST", "block_map", "check_pair", "regions_in_order"]
 
 ROWS_MOST = 8 * 1024 * 1024
 """Rows of one group of a block map; axes that are too unlike make one for every number."""
@@ -303,6 +303,27 @@ def _group_rows(
             segments(ours.columns.address[columns[:, 0]], rows.source, lengths),
             segments(theirs.columns.address[columns[:, 1]], rows.destination, lengths),
         )
+
+
+def regions_in_order(source: CacheLayout, destination: CacheLayout) -> tuple[int, ...]:
+    """Addresses of our regions whose rows a block map has one after the other, equally many each.
+
+    None where that is not so: there are several groups, or regions of several geometries.
+    """
+    if len(source.groups) > 1:
+        return ()
+    (ours,), (theirs,) = source.groups, destination.groups
+    index = {key: number for number, key in enumerate(theirs.keys)}
+    pairs = [
+        (region, theirs.regions[index[key]])
+        for key, region in zip(ours.keys, ours.regions, strict=True)
+        if key in index
+    ]
+    kinds = {
+        (region.block_bytes, region.block_stride_bytes, other.block_stride_bytes)
+        for region, other in pairs
+    }
+    return tuple(region.address for region, _ in pairs) if len(kinds) == 1 else ()
 
 
 def _heads(source: CacheLayout, destination: CacheLayout, group: CacheGroup) -> range:

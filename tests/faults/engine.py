@@ -219,13 +219,13 @@ class HandEngine:
         self._submit(Arrived(TransferId(transfer), prompt_digest(prompt_of(transfer, tokens))))
         self.sources[transfer] = _Source(length=tokens)
 
-    def compute(self, transfer: str, tokens: int, *, final: bool = False) -> None:
+    def compute(self, transfer: str, tokens: int, *, final: bool = False, step: int = 0) -> None:
         """KV of the first `tokens` tokens exists; `final` where that is all."""
         source = self.sources[transfer]
         if not source.blocks:
             source.blocks = self._take(source.length)
         self._put(source.blocks, kv_of(transfer, source.length)[:, :tokens])
-        self._submit(Computed(TransferId(transfer), tokens, (source.blocks,), final))
+        self._submit(Computed(TransferId(transfer), tokens, (source.blocks,), final, step))
 
     def produce(self, transfer: str, tokens: int = 32) -> None:
         """The whole prefill at once."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from pushkv.core.ids import seconds
 from pushkv.testing.transport_faults import Fate, Stage
 
-from .engine import BLOCK_BYTES, until
+from .engine import BLOCK_BYTES, LAYERS, until
 from .rig import Rig
 
 
@@ -115,4 +117,33 @@ async def turns(rig: Rig) -> None:
     await producer.source_released("long", "short", "given up")
 
 
-SCENARIOS = (taken_back, given_up_between_attempts, two_writers, turns)
+async def layer_by_layer(rig: Rig) -> None:
+    """What a step computes is ordered when it begins, and written layer by layer."""
+    producer, consumer = await rig.engine("P"), await rig.engine("D")
+    cache, step = producer.cache, producer.runtime.steps[1]
+    regions = [region.address for region in cache.layout.groups[0].regions]
+
+    def shows(layer: int) -> bool:
+        there = consumer.cache.bytes[layer, list(consumer.attempts[attempt].blocks)]
+        return bool((there == kv[layer]).all())
+
+    producer.arrive("t", 32)
+    producer.compute("t", 32, step=1)
+    blocks = list(producer.sources["t"].blocks)
+    kv, cache.bytes[:, blocks] = cache.bytes[:, blocks].copy(), 0
+    attempt = consumer.offer("t", producer.address)
+    await until(lambda: len(producer.transport.posted) == LAYERS)
+    for layer in reversed(range(LAYERS)):
+        assert not shows(layer)
+        cache.bytes[layer, blocks] = kv[layer]
+        step.computed(regions[layer])
+        await until(partial(shows, layer))
+        assert [shows(each) for each in range(layer)] == [False] * layer
+    step.end()
+    producer.compute("t", 32, final=True)
+    assert await consumer.outcome(attempt) == "delivered"
+    await consumer.released(attempt)
+    await producer.source_released("t")
+
+
+SCENARIOS = (layer_by_layer, taken_back, given_up_between_attempts, two_writers, turns)

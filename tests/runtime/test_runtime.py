@@ -45,6 +45,7 @@ from pushkv.model.faults import Fault, FaultRule
 from pushkv.runtime import Bridge, Runtime, RuntimeConfig
 from pushkv.runtime.loop import Loop
 from pushkv.runtime.outbound import Outbound
+from pushkv.runtime.steps import Steps
 from pushkv.testing.reference_engine import ReferenceCache, prompt_digest
 from pushkv_memory import CAPABILITIES, MemoryFabric, MemoryTransport
 
@@ -397,7 +398,7 @@ def test_memory_that_cannot_be_read_fails_its_writes_and_is_forgotten_with_its_l
 
     cache = ReferenceCache(layers=1, block_count=4)
     failed: list[WriteClosed] = []
-    outbound = Outbound(cache.layout, Recording(MemoryFabric()), 1, failed.append)
+    outbound = Outbound(cache.layout, Recording(MemoryFabric()), 1, Steps(), failed.append)
     peer = Worker(EngineId("D"), Incarnation(1), 0)
     bad = evolve(HELLO, layout=cache.layout.description(), memory=b"garbage")
     good = evolve(bad, memory=join_memory(cache.layout, b"memory"))

@@ -14,7 +14,7 @@ import pickle
 import tempfile
 import time
 import weakref
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 import torch
+from attrs import evolve
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
@@ -61,6 +62,7 @@ from pushkv.core.events import (
 )
 from pushkv.core.ids import EngineId, Incarnation, TransferId
 from pushkv.core.messages import Reason
+from pushkv.runtime.steps import Steps
 from pushkv_vllm import PushKVConnector
 from pushkv_vllm.bell import Bell
 from pushkv_vllm.channel import Endpoint, publish, withdraw
@@ -69,6 +71,7 @@ from vllm import SamplingParams
 
 BLOCK = 16
 """Tokens per block."""
+LAYER = "layer.0"
 ABORTED = RequestStatus.FINISHED_ABORTED
 Writes = dict[tuple[int, int], tuple[int, int]]
 """Block and place in it → position in a prompt and its token."""
@@ -175,6 +178,7 @@ class ScriptedBridge:
 class ScriptedRuntime:
     def __init__(self, bridge: ScriptedBridge) -> None:
         self.bridge = bridge
+        self.steps = Steps()
 
 
 @functools.cache
@@ -257,7 +261,10 @@ class Engine:
         self.worker = PushKVConnector(config, KVConnectorRole.WORKER, caches)
         half = self.worker.worker_half
         assert half is not None
-        half._runtime = ScriptedRuntime(self.bridge)  # type: ignore[assignment]
+        self.runtime = ScriptedRuntime(self.bridge)
+        half._runtime = self.runtime  # type: ignore[assignment]
+        half._kv_caches = {LAYER: torch.zeros(1)}
+        self.running: defaultdict[int, list[Computed]] = defaultdict(list)
         bell = Bell()
         weakref.finalize(self, bell.close)
         self.bridge.on_report(bell.ring)
@@ -357,7 +364,10 @@ class Engine:
             self.content[blocks[block], place] = (at, prompt[at])
 
     def _check(self, event: Computed) -> None:
-        """What is announced as computed is there."""
+        """What is announced as computed is there, or will be when its step is over."""
+        if event.step and not self.runtime.steps[event.step].is_over:
+            self.running[event.step].append(event)
+            return
         prompt = self.prompts[self.bridge.digests[event.transfer]]
         (blocks,) = event.blocks
         for at in range(event.tokens):
@@ -370,6 +380,8 @@ class Engine:
         self.worker.bind_connector_metadata(metadata)
         self.content.update(writes)
         self.worker.start_load_kv(None)
+        if metadata.number in self.running:
+            self._by_layer(metadata.number)
         self.worker.wait_for_save()
         results = self.worker.get_transfer_results(output.finished_req_ids)
         reports = self.worker.build_connector_worker_meta()
@@ -381,6 +393,18 @@ class Engine:
             self.abort(self.abort_in_step)
             self.abort_in_step = None
         self._update(output, ends, results, reports)
+
+    def _by_layer(self, number: int) -> None:
+        """What was announced with this step exists when the worker says that the layer does."""
+        half = self.worker.worker_half
+        assert half is not None
+        step, layer = self.runtime.steps[number], half._kv_caches[LAYER]
+        assert not step.has(layer.data_ptr())
+        self.worker.save_kv_layer(LAYER, layer, None)
+        assert step.has(layer.data_ptr())
+        assert not step.is_over
+        for event in self.running.pop(number):
+            self._check(evolve(event, step=0))
 
     def _update(self, output: Any, ends: list[str], results: Any, reports: Any) -> None:
         scheduled = list(output.num_scheduled_tokens)

@@ -13,6 +13,7 @@ pytest.importorskip("vllm")
 from tests.vllm.harness import BLOCK, Engine, prefill
 
 from pushkv.core.events import Computed, EngineEvent, PrefillPreempted, PrefillResumed
+from pushkv_vllm import PushKVConnector
 
 pytestmark = pytest.mark.vllm
 
@@ -77,6 +78,46 @@ def test_it_can_be_switched_off(direct: bool) -> None:
     engine.add("a", 2 * CHUNK, prefill())
     engine.run()
     assert announced(engine) == [(2 * CHUNK, True)]
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_a_chunk_is_announced_when_its_step_is_scheduled(direct: bool, ahead: int) -> None:
+    """Layer by layer: the harness looks at what is announced once its step is over."""
+    engine = Engine(role="kv_producer", direct=direct, ahead=ahead, blocks=200, streaming="layers")
+    engine.add("a", 4 * CHUNK - 5, prefill())
+    engine.run()
+    chunks = [(CHUNK, 1), (2 * CHUNK, 2), (3 * CHUNK, 3), (4 * CHUNK - 5, 4)]
+    told = [(event.tokens, event.step) for event in engine.bridge.of(Computed)]
+    assert told == [*chunks, (4 * CHUNK - 5, 0)]
+    assert [event.final for event in engine.bridge.of(Computed)] == [False] * 4 + [True]
+    assert not engine.running
+    assert engine.used == 4 * CHUNK // BLOCK
+
+
+def test_a_chunk_whose_step_runs_when_it_is_preempted_stays_pinned() -> None:
+    engine = Engine(role="kv_producer", ahead=1, blocks=200, streaming="layers")
+    engine.add("a", 2 * CHUNK, prefill())
+    engine.step()
+    first = engine.bridge.of(Computed)[0]
+    assert (first.step, engine.running[1]) == (1, [first]), "it is announced, and not computed"
+    forget_prefixes(engine)
+    engine.preempt()
+    assert engine.used == CHUNK // BLOCK
+    engine.run()
+    assert not engine.running
+    assert told(engine)[:3] == [Computed, PrefillPreempted, PrefillResumed]
+    assert not set(engine.bridge.computed[0].blocks[0]) & set(first.blocks[0])
+    engine.bridge.yield_source(first.transfer)
+    engine.bridge.release_source(first.transfer)
+    engine.add("b", 5)
+    engine.run()
+    assert engine.used == 0
+
+
+def test_graphs_are_cut_where_layers_are_streamed_alone() -> None:
+    assert PushKVConnector.requires_piecewise_for_cudagraph({"streaming": "layers"})
+    assert not PushKVConnector.requires_piecewise_for_cudagraph({"streaming": True})
+    assert not PushKVConnector.requires_piecewise_for_cudagraph({})
 
 
 def test_a_prefix_that_is_cached_leaves_with_the_first_chunk() -> None:

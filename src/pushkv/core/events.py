@@ -105,12 +105,15 @@ class Computed:
     Args:
         blocks: Source block ids from token 0 on, one tuple per KV cache group.
         final: Prefill is over; the blocks stay pinned until `SourceReleased`.
+        step: Where not 0, the last of it does not exist yet: the engine's step of this number is
+            computing it, and whoever posts waits for what that says (`pushkv.runtime.steps`).
     """
 
     transfer: TransferId
     tokens: int
     blocks: Blocks
     final: bool
+    step: int = 0
 
 
 @frozen

@@ -59,6 +59,7 @@ from .deaths import Deaths
 from .failures import Failures
 from .health import Health
 from .outbound import Outbound
+from .steps import Steps
 from .turns import part_tokens
 from .wakeup import Wakeup
 
@@ -83,6 +84,7 @@ class Loop:
         counters: Counter[str],
         failures: Failures,
         deliver: Callable[[Event], None],
+        steps: Steps,
     ) -> None:
         self._clock = config.clock
         self._observer = config.observer
@@ -95,7 +97,7 @@ class Loop:
         self._quarantined_blocks = 0
         self._unasked: set[TransferId] = set()
         self._outbound = Outbound(
-            config.layout, transport, config.write_budget_bytes, self._late.append
+            config.layout, transport, config.write_budget_bytes, steps, self._late.append
         )
         policy = self._policy = _with_parts(config, transport)
         self._trace: TraceWriter | None = None
@@ -196,11 +198,17 @@ class Loop:
             for news in self._transport.poll():
                 busy = True
                 if isinstance(news, Completion):
-                    if self._trace is not None:
-                        self._trace.completion(self._clock(), news)
-                    self._happen(self._outbound.completed(news))
+                    self._completed(news)
                 else:
                     self._happen(ArrivalSeen(news.attempt, news.part, news.token))
+
+    def _completed(self, news: Completion) -> None:
+        whole = self._outbound.whole(news)
+        if whole is None:
+            return
+        if self._trace is not None:
+            self._trace.completion(self._clock(), whole)
+        self._happen(self._outbound.completed(whole))
 
     def _happen(self, event: Event) -> None:
         """One event; what contradicts the contract is logged and harms nothing else."""

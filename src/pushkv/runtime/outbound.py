@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 from attrs import define, evolve, field
 
-from pushkv.block_map import block_map, check_pair
+from pushkv.block_map import block_map, check_pair, regions_in_order
 from pushkv.core.effects import (
     PeerJoined,
     PermitEnded,
@@ -17,12 +17,19 @@ from pushkv.core.effects import (
     WithdrawWrites,
 )
 from pushkv.core.errors import PushKVError, RemoteProtocolError
-from pushkv.core.events import Event, MessageReceived, WriteClosed
+from pushkv.core.events import (
+    Computed,
+    Event,
+    MessageReceived,
+    PrefillPreempted,
+    WriteClosed,
+)
 from pushkv.core.ids import AttemptId, Epoch, TransferId, Worker
 from pushkv.core.messages import Hello, Message, Register
 from pushkv.layout import CacheLayout, join_memory, split_memory
 from pushkv.transport import Completion, Permit, Transport, Write, WriteOutcome
 
+from .steps import Gate, Shares, Step, Steps
 from .turns import Turns
 
 __all__ = ["Outbound"]
@@ -38,10 +45,17 @@ _Key = tuple[AttemptId, int]
 
 @define
 class _Open:
-    """A WRITE that has not been reported: whose it is, and its bytes once it is posted."""
+    """A WRITE that has not been reported.
+
+    Attributes:
+        consumer: Whose it is.
+        length_bytes: What it counts in the budget, once it is posted.
+        gate: What it waits for, if a step of the engine still computes it.
+    """
 
     consumer: Worker
     length_bytes: int = 0
+    gate: Gate | None = None
 
 
 @define
@@ -73,12 +87,16 @@ class Outbound:
         layout: CacheLayout,
         transport: Transport,
         budget_bytes: int,
+        steps: Steps,
         closed: Callable[[WriteClosed], None],
     ) -> None:
         self._layout = layout
         self._transport = transport
         self._closed = closed
         self._turns = Turns(budget_bytes)
+        self._steps = steps
+        self._running: dict[TransferId, list[tuple[int, Step]]] = {}
+        self._shares = Shares()
         self._peers: dict[Worker, _Peer] = {}
         self._permits: dict[Epoch, Permit] = {}
         self._open: dict[_Key, _Open] = {}
@@ -102,6 +120,8 @@ class Outbound:
         A REGISTER whose ranks are not those of the plan was made for another layout than we have,
         and is refused like one (a consumer that waits for too few ranks would miss bytes).
         """
+        if isinstance(event, Computed | PrefillPreempted):
+            self._computes(event)
         if not isinstance(event, MessageReceived) or not isinstance(event.message, Register):
             return event
         register = event.message
@@ -111,6 +131,22 @@ class Outbound:
         if peer is None or peer.layout is None or self._agrees(register, peer.layout):
             return event
         return evolve(event, message=evolve(register, layout_digest=OTHER_LAYOUT))
+
+    def _computes(self, event: Computed | PrefillPreempted) -> None:
+        """Which steps still compute how much of a prompt, in this life of its request."""
+        if isinstance(event, PrefillPreempted) or not event.step:
+            self._running.pop(event.transfer, None)
+            return
+        running = self._running.setdefault(event.transfer, [])
+        running.append((event.tokens, self._steps[event.step]))
+        while running and running[0][1].is_over:
+            del running[0]
+
+    def _gate(self, effect: PostWrite) -> Gate | None:
+        for tokens, step in self._running.get(effect.attempt.transfer, ()):
+            if tokens >= effect.part.end:
+                return None if step.is_over else Gate(step)
+        return None
 
     def _agrees(self, register: Register, consumer: CacheLayout) -> bool:
         if self._layout.ranks.count == consumer.ranks.count == 1:
@@ -161,16 +197,20 @@ class Outbound:
             cause = "unknown peer memory"
             self._closed(WriteClosed(attempt, effect.part.number, "failed", cause))
             return
-        self._open[attempt, effect.part.number] = _Open(worker)
+        gate = self._gate(effect)
+        self._open[attempt, effect.part.number] = _Open(worker, gate=gate)
         peer.open += 1
         self._turns.wait(worker, effect)
 
     def withdraw(self, effect: WithdrawWrites) -> None:
-        """What waits of an attempt is over: nothing of it was posted."""
+        """What waits of an attempt is over: nothing of it was posted, or nothing more will be."""
         attempt = effect.attempt
         worker = Worker(attempt.consumer, attempt.consumer_incarnation, attempt.consumer_rank)
         for write in self._turns.withdraw(worker, attempt):
             self._end(write, WriteOutcome.REFUSED, "it was withdrawn before its turn")
+        for (each, _), ordered in self._open.items():
+            if each == attempt and ordered.gate is not None:
+                ordered.gate.is_withdrawn = True
 
     def post(self) -> None:
         """Post what the budget allows."""
@@ -210,16 +250,29 @@ class Outbound:
             destination=destination,
             permit=self._permits.setdefault(effect.epoch, Permit()),
         )
-        length_bytes = self._open[effect.attempt, effect.part.number].length_bytes = (
-            write.length_bytes
-        )
-        self._turns.posted(worker, length_bytes)
+        ordered = self._open[effect.attempt, effect.part.number]
+        if ordered.gate is not None and not ordered.gate.step.is_over:
+            self._wait_for_step(write, ordered.gate, layout)
+            return
+        ordered.length_bytes = write.length_bytes
+        self._turns.posted(worker, ordered.length_bytes)
         self._transport.post(write)
+
+    def _wait_for_step(self, write: Write, gate: Gate, layout: CacheLayout) -> None:
+        """Its layers are posted as the step computes them. What does not exist counts nothing."""
+        visible = self._transport.capabilities.done_means_visible
+        regions = regions_in_order(self._layout, layout) if visible and len(write.source) else ()
+        for share in self._shares.of(write, gate, regions):
+            self._transport.post(share)
 
     def _end(self, effect: PostWrite, outcome: WriteOutcome, cause: str) -> None:
         """A WRITE that no transport has heard of is over."""
         ended = Completion(effect.attempt, effect.part.number, outcome, cause=cause)
         self._closed(self.completed(ended))
+
+    def whole(self, completion: Completion) -> Completion | None:
+        """What the transport says of a WRITE as it was ordered; None before its last share."""
+        return self._shares.whole(completion)
 
     def completed(self, completion: Completion) -> WriteClosed:
         """A WRITE is over."""
@@ -252,6 +305,7 @@ class Outbound:
     def released(self, transfer: TransferId) -> None:
         """Nothing reads it any more, whatever became of it."""
         self._reads.pop(transfer, None)
+        self._running.pop(transfer, None)
 
     def yielded(self) -> Iterator[TransferId]:
         """The transfers whose preempted source nothing reads, once per preemption."""

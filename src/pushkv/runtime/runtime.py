@@ -36,6 +36,7 @@ from .failures import Failures
 from .health import Health
 from .loop import Loop
 from .processes import this_process
+from .steps import Steps
 from .wakeup import Wakeup
 
 __all__ = ["Runtime"]
@@ -91,6 +92,8 @@ class Runtime:
         self._failures = Failures(config.rank, self.counters)
         self.bridge = Bridge(self._wakeup.set, self._failures.cut_off)
         """The engine's side: `submit`, `take`, `wait`."""
+        self.steps = Steps()
+        """What the engine says of steps that compute what it has announced (`Computed.step`)."""
         self._loop: Loop | None = None
         self._inbox: deque[Event] = deque()
         self._quiet_until_s: dict[str, float] = {}
@@ -278,6 +281,7 @@ class Runtime:
                 self.counters,
                 self._failures,
                 self._deliver,
+                self.steps,
             )
             self._loop = loop
             return await self._serve(channel, loop, task_status)
