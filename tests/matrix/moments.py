@@ -134,7 +134,7 @@ def _stopped_between_writes(run: Run, parts: int) -> NixlNode | None:
     """The producer stops itself when WRITEs are done and prefill is not over."""
     producer = run.stage.node(WIDE_P)
     producer.tell("submit", run.name, run.prompt, Role.PRODUCE)
-    producer.tell("stop_between_writes", producer.process.pid, run.name, parts, 3.0)
+    producer.tell("stop_between_writes", producer.process.pid, run.name, parts, 3.0, True)
     return producer if producer.stops_itself() else None
 
 
@@ -142,7 +142,8 @@ def _stopped_in_a_write(run: Run, parts: int) -> NixlNode | None:
     """WRITEs are done when the consumer is stopped, which takes no more than its sockets do."""
     producer, consumer = run.stage.node(WIDE_P), run.stage.node(WIDE_D)
     run.produce()
-    if not producer.call("stop_between_writes", consumer.process.pid, run.name, parts, 3.0):
+    pid = consumer.process.pid
+    if not producer.call("stop_between_writes", pid, run.name, parts, 3.0, False):
         return None
     deadline = time.monotonic() + 0.6  # within what a permit lasts
     while time.monotonic() < deadline:

@@ -169,15 +169,18 @@ class _Child:
     def is_delivered(self, transfer: str) -> bool:
         return transfer in self.engine.delivered
 
-    def stop_between_writes(self, victim: int, transfer: str, parts: int, within_s: float) -> bool:
-        """Send SIGSTOP to a process when so many parts are done, and prefill goes on.
+    def stop_between_writes(
+        self, victim: int, transfer: str, parts: int, within_s: float, prefilling: bool
+    ) -> bool:
+        """Send SIGSTOP to a process when so many parts are done and there is more to come.
 
+        More is to come while prefill goes on; if that is not asked for, also while WRITEs are open.
         Returns whether it did; if to this process, then when that goes on.
         """
         until = time.monotonic() + within_s
         while time.monotonic() < until:
-            _, done, over = self.progress(transfer)
-            if over:
+            posted, done, over = self.progress(transfer)
+            if over and (prefilling or done == posted):
                 return False
             if done >= parts:
                 os.kill(victim, signal.SIGSTOP)
