@@ -12,10 +12,14 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
+from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any
 
+from tests.lanes import OVER_LIBFABRIC
 from tests.runtime.nixl_node import NixlNode
+
+from pushkv.core.ids import Duration, seconds
 
 from .reference import Stage
 
@@ -25,6 +29,9 @@ FAR_P, FAR_D = "P on another host", "D on another host"
 _DEVICES = {FAR_P: "veth0", FAR_D: "veth1"}
 _ADDRESSES = {FAR_P: "10.99.0.1", FAR_D: "10.99.0.2"}
 _NOWHERE = "02:00:00:00:00:99"
+_CHANGES = {"settle": seconds(2)}
+"""Over LIBFABRIC a WRITE is done when its bytes are with the socket, and P says so: what sockets
+hold takes another second on a link of 8 Mbit/s that three clients share."""
 _NEW_NETWORK, _NEW_MOUNTS = 0x40000000, 0x00020000
 
 
@@ -48,8 +55,9 @@ def impossible() -> str:
 
 def far_apart(stage: Stage) -> None:
     """The engines `FAR_P` and `FAR_D` of this stage are on hosts of their own."""
-    stage.special[FAR_P] = lambda _: _options(FAR_P, None)
-    stage.special[FAR_D] = lambda stage: _options(FAR_D, stage.node(FAR_P).process.pid)
+    changes = _CHANGES if stage.lane == OVER_LIBFABRIC else {}
+    stage.special[FAR_P] = lambda _: _options(FAR_P, None, changes)
+    stage.special[FAR_D] = lambda stage: _options(FAR_D, stage.node(FAR_P).process.pid, changes)
 
 
 def cut(stage: Stage, *towards: str) -> None:
@@ -85,8 +93,9 @@ def heal(stage: Stage) -> None:
 # -- inside
 
 
-def _options(name: str, other: int | None) -> dict[str, Any]:
+def _options(name: str, other: int | None, changes: Mapping[str, Duration]) -> dict[str, Any]:
     return {
+        "changes": changes,
         "prepare": partial(_move_out, name, other),
         "environment": {"UCX_NET_DEVICES": _DEVICES[name]},
         "listen_host": _ADDRESSES[name],

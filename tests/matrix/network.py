@@ -29,8 +29,9 @@ __all__ = ["NETWORK_FAULTS", "impossible"]
 
 CUT_S = 1.5
 """Longer than a lease."""
-LONG = "x" * 400
-"""Of a name that makes long messages."""
+LONG = "\N{SNAKE}" * 480
+"""Of a name that makes messages of 2 KB: what the first of 80 requests give rise to, all at once,
+is more than TCP takes from its sender before anybody reads, however slow this machine is."""
 
 
 _WALLS: list[WallClock] = []
@@ -225,11 +226,14 @@ def between_hosts(
         namespaces.slow(stage, bits_per_s)
         clients = Clients(run)
         clients.come()
-        producer = stage.node(FAR_P)
+        producer, (early, _) = stage.node(FAR_P), clients.asked["both"]
         deadline = time.monotonic() + 2
-        while not producer.call("open_writes") and time.monotonic() < deadline:
+        while not producer.call("progress", early)[0] and time.monotonic() < deadline:
             time.sleep(0.002)
         time.sleep(delay_s / 2)
+        if stage.lane != "default":
+            arrived = stage.node(FAR_D).call("is_delivered", early)
+            run.must(not arrived, "no bytes were under way")
         if stage.lane == "tcp":
             run.must(producer.call("open_writes"), "no WRITE was under way")
         fault(stage)
