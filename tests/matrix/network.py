@@ -14,6 +14,7 @@ from functools import partial
 
 import anyio.abc
 from attrs import define, field
+from tests.lanes import OVER_LIBFABRIC
 
 from pushkv.core.ids import seconds
 from pushkv.runtime import Limits
@@ -314,6 +315,39 @@ def reconnects(count: int) -> Fault:
     return row
 
 
+def lives(count: int, victim: str) -> Fault:
+    """An engine dies and comes back again and again, each life a peer that NIXL has not known.
+
+    Over LIBFABRIC an agent has room for 255 in its own life. Here it has room for two, and other
+    agents must take its place: to write, where the decode engine dies, and to be written to.
+    """
+
+    def row(stage: Stage, delay_s: float) -> Run:
+        names = ("P of small agents", "D of small agents")
+        for name in names:
+            stage.special[name] = lambda _: {"options": {"connections_most": 2}}
+        run = Run(stage, *names)
+        dying, healthy = names if victim == "P" else names[::-1]
+        writing, written_to = stage.node(healthy).call("agents")
+        for _ in range(count):
+            run.name, prompt = stage.transfer()
+            run.prompt = prompt[:20]
+            run.consume()
+            run.produce()
+            run.result()
+            stage.lose(dying)
+            stage.node(dying)
+        run.must(run.delivered == count, f"only {run.delivered} were delivered")
+        now_writing, now_written_to = stage.node(healthy).call("agents")
+        if victim == "D":
+            run.must(now_writing > writing + 1, "the agent that writes was not replaced")
+        elif stage.lane == OVER_LIBFABRIC:
+            run.must(now_written_to > written_to, "nobody else is written to")
+        return run
+
+    return row
+
+
 # -- clocks
 
 
@@ -385,6 +419,8 @@ NETWORK_FAULTS: dict[str, Fault] = {
     "P out of descriptors": out_of_descriptors("P"),
     "D out of descriptors": out_of_descriptors("D"),
     "100 reconnects": reconnects(100),
+    "6 lives of P, and agents with room for 2": lives(6, "P"),
+    "6 lives of D, and agents with room for 2": lives(6, "D"),
     _WALL: wall_clock,
     "P's clock jumps ahead": clock_ahead("P"),
     "D's clock jumps ahead": clock_ahead("D"),

@@ -33,6 +33,7 @@ from pushkv.runtime import Runtime, RuntimeConfig
 from pushkv.testing.reference_cache import KV_BYTES
 from pushkv.testing.reference_engine import ReferenceCache, ReferenceEngine, Role
 from pushkv.transport import load_transport
+from pushkv_nixl import NixlTransport
 
 ANSWER_S = 30.0
 START_S = 120.0
@@ -224,6 +225,14 @@ class _Child:
         """WRITEs under way from here."""
         loop = self.runtime._loop
         return 0 if loop is None else loop._outbound.open_writes
+
+    def agents(self) -> tuple[int, int]:
+        """NIXL's agents so far: those that were made to write, and those that are written to."""
+        transport = self.runtime._transport
+        assert isinstance(transport, NixlTransport)
+        agents = transport._agents
+        assert agents is not None
+        return agents.made, len(agents._receivers())
 
     def descriptors(self) -> int:
         return len(os.listdir("/proc/self/fd"))
