@@ -111,6 +111,7 @@ def describe_fleet(
             extra: dict[str, object] = {system.hold_option: HOLD_S}
             if system is PUSHKV:
                 extra |= {"port": control if at == 0 else 0, "trace_path": str(traces[at])}
+                extra["streaming"] = "layers"  # as is right for what does nothing but prefill
             config["kv_connector_extra_config"] = extra
             specs.append(
                 vllm_server(
