@@ -79,6 +79,29 @@ def write_latent_model(folder: Path) -> None:
     )
 
 
+def write_state_model(folder: Path) -> None:
+    """The configuration of an LFM2, whose every second layer keeps a state instead of KV.
+
+    The weights in the folder are not its own.
+    """
+    write_tiny_model(folder)
+    shape = TinyModel()
+    _configure(
+        folder,
+        {
+            "architectures": ["Lfm2ForCausalLM"],
+            "model_type": "lfm2",
+            "layer_types": ["conv", "full_attention"] * (shape.layers // 2),
+            "conv_L_cache": 3,
+            "conv_bias": False,
+            "conv_dim": shape.hidden,
+            "block_dim": shape.hidden,
+            "norm_eps": 1e-5,
+            "rope_parameters": {"rope_theta": 10_000.0, "rope_type": "default"},
+        },
+    )
+
+
 _MISTRAL: Mapping[str, object] = {
     "architectures": ["MistralForCausalLM"],
     "model_type": "mistral",

@@ -1,7 +1,7 @@
 """Pairs of real vLLM engines of unequal shape, for tests that `make shapes` runs.
 
 The engines of a pair serve both roles, so that KV goes both ways between them. Each says of itself,
-in its trace, what was delivered; what is compared is what the prefill engine would say alone.
+in its trace, what was delivered; what is compared is what an engine says that prefills by itself.
 """
 
 from __future__ import annotations
@@ -217,15 +217,6 @@ def prompt(length: int) -> list[int]:
     return random.Random(length).choices(range(3, 1_000), k=length)
 
 
-PROMPTS = {
-    "5": prompt(5),
-    "128": prompt(128),
-    "129": prompt(129),
-    "1500": prompt(1_500),
-    "900 of them again": prompt(1_500)[:900] + prompt(77),
-}
-
-
 async def hand_over(producer: Side, consumer: Side, tokens: list[int], transfer: str) -> list[int]:
     """Both legs at once. Returns what the consumer says, without a token prefilled there."""
     _, output = await asyncio.gather(
@@ -240,8 +231,8 @@ async def hand_over(producer: Side, consumer: Side, tokens: list[int], transfer:
     return list(output.outputs[0].token_ids)
 
 
-async def alone(side: Side, tokens: list[int], name: str) -> list[int]:
+async def alone(side: Side, tokens: list[int], name: str, outputs: int = OUTPUTS) -> list[int]:
     """What an engine says without any KV from before."""
-    output = await run(side, tokens, OUTPUTS, f"a {name}", cache_salt=name)
-    assert output.num_cached_tokens == 0
+    output = await run(side, tokens, outputs, f"a {name}", cache_salt=name)
+    assert not output.num_cached_tokens
     return list(output.outputs[0].token_ids)
