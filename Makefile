@@ -114,7 +114,8 @@ $(LIBFABRIC)/.installed: $(patsubst %,requirements/%.txt,base build libfabric te
 
 .PHONY: shapes
 shapes: $(PROJECT) ## Pairs of real vLLM engines of unequal shape; many minutes
-	@PUSHKV_SHAPES=1 $(PYTHON) -m pytest -q tests/vllm/test_unequal.py $(ARGS)
+	@PUSHKV_SHAPES=1 $(PYTHON) -m pytest -q tests/vllm/test_unequal.py tests/vllm/test_groups.py \
+		tests/vllm/test_beside_offloading.py tests/vllm/test_refused.py $(ARGS)
 
 .PHONY: libfabric
 libfabric: $(LIBFABRIC)/.installed ## NIXL's LIBFABRIC backend over TCP, in its own environment

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 pytest.importorskip("vllm")
 
-from tests.vllm.models import write_hybrid_model, write_latent_model, write_sliding_model
+from tests.vllm.models import write_hybrid_model, write_sliding_model
 from tests.vllm.shapes import LONG, OUTPUTS, Case, Shape, Side, alone, hand_over, prompt, running
 
 from pushkv.core.ids import NO_BLOCK
@@ -27,17 +27,12 @@ WARMED_UP = {"enforce_eager": False}
 """Only an engine that warms up has room for what one stage sends the next; vLLM for CPUs skips that
 for eager ones, whose first step then ends them. Nothing is compiled (`TORCHDYNAMO_DISABLE`)."""
 
-IN_ONE_STEP = {"max_num_batched_tokens": 2_048}
-"""vLLM for CPUs neither chunks prefill nor caches prefixes where attention is to a latent."""
 EIGHT_BITS = {"kv_cache_dtype": "fp8"}
 
 CASES = {
     "ranks": Case(Shape(128), Shape(32, Ranks(2))),
     "stages": Case(Shape(64, Ranks(1, 2), WARMED_UP), Shape(128)),
     "window": Case(Shape(128), Shape(64), write_sliding_model),
-    "latent": Case(
-        Shape(16, Ranks(2), IN_ONE_STEP), Shape(16, arguments=IN_ONE_STEP), write_latent_model
-    ),
     "windows and none": Case(Shape(32), Shape(64), write_hybrid_model),
     "blocks": Case(Shape(96), Shape(64)),
     "eight bits": Case(Shape(64, arguments=EIGHT_BITS), Shape(64, arguments=EIGHT_BITS)),
@@ -54,8 +49,7 @@ async def sides(
     traces = [side.traces[0].read_text() for side in both.values()]
     if request.param in ("window", "windows and none"):
         assert any(str(NO_BLOCK) in trace for trace in traces), "no block left a window"
-    if request.param != "latent":
-        assert all(re.search(r'"start":[1-9]', trace) for trace in traces), "no prefix was cached"
+    assert all(re.search(r'"start":[1-9]', trace) for trace in traces), "no prefix was cached"
 
 
 PROMPTS = {
@@ -74,12 +68,7 @@ PROMPTS = {
 async def test_the_decode_engine_says_what_it_would_have_said_alone(
     sides: dict[str, Side], source: str, target: str, name: str
 ) -> None:
-    """Both times it decodes from the prompt's last token on, which vLLM computes again.
-
-    Neither to prefill that token nor to ask the other engine would be the same where attention is
-    to a latent: vLLM 0.32's `CPU_MLA` decodes otherwise than it prefills, and otherwise with two
-    heads a rank than with four, in engines that are alone too.
-    """
+    """Both times it decodes from the prompt's last token on, which vLLM computes again."""
     tokens, transfer = PROMPTS[name], f"{source} to {target}: {name}"
     last, *expected = await alone(sides[target], tokens, transfer, OUTPUTS + 1)
     said = await hand_over(sides[source], sides[target], [*tokens, last], transfer)
