@@ -285,7 +285,7 @@ class AgentThread(threading.Thread):
         if not (self._open or self._looking):
             return _DRAIN_S if self.number == 0 else None
         now = time.monotonic_ns()
-        if any(each.write.ready is None for each in self._to_post):
+        if any(each.eager for each in self._to_post):
             return 0
         if self._open and now - self._posted_ns < _EAGER_NS:
             return 0

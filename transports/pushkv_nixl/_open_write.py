@@ -63,6 +63,11 @@ class OpenWrite:
         return self._next < len(self._pieces)
 
     @property
+    def eager(self) -> bool:
+        """Whether the next piece can go out at once, as far as is known without asking."""
+        return self.write.ready is None and not self.peer.connecting
+
+    @property
     def over(self) -> bool:
         """Whether nothing is left to post and every handle is over."""
         return not self.posting and not self._handles
@@ -97,6 +102,8 @@ class OpenWrite:
         if not permit.allows(Instant(clock()), capabilities):
             self.stop(WriteOutcome.REFUSED, "the permit did not last")
             return Step.STOPPED
+        if self.peer.connecting:
+            return Step.NOT_READY
         if not self._ready():
             return Step.NOT_READY if self.posting else Step.STOPPED
         unusable = peers.usable(self.peer)
@@ -139,6 +146,7 @@ class OpenWrite:
             try:
                 if not agent.check(handle):
                     continue
+                self.peer.reached = True
             except NixlError as error:
                 self._fail(Phase.CHECK, error, peers)
             ended = True
@@ -158,6 +166,7 @@ class OpenWrite:
 
     def _keep(self, agent: Agent, handle: int, done: bool) -> None:
         if done:
+            self.peer.reached = True
             self._release(agent, handle)
         else:
             self._handles.append(handle)

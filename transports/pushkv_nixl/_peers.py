@@ -33,6 +33,7 @@ class Peer:
         lost: Whether its connection failed, or was refused by NIXL, and must be made anew.
         leaving: Whether it is to be forgotten once its last handle is over.
         handles: Posted handles that write to it.
+        reached: Whether a handle that wrote to it, over the connection there is, has been done.
         connect_after_ns: Not before this instant (monotonic) is it connected again.
     """
 
@@ -44,7 +45,16 @@ class Peer:
     lost: bool = False
     leaving: bool = False
     handles: int = 0
+    reached: bool = False
     connect_after_ns: int = 0
+
+    @property
+    def connecting(self) -> bool:
+        """Whether the first handle is under way, which connects. No other is posted meanwhile.
+
+        UCX aborts the process (``stubs.c``) when more is queued on a connection that is refused.
+        """
+        return self.handles > 0 and not self.reached
 
     @property
     def agent(self) -> str:
@@ -147,7 +157,7 @@ class Peers:
         return len(self._peers)
 
     def _load(self, peer: Peer) -> None:
-        peer.lost = False
+        peer.lost = peer.reached = False
         peer.cause = self._try_to_load(peer)
         if peer.cause:
             _log.warning("no WRITE to %s is possible: %s", peer.worker, peer.cause)
