@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from tests.nixl.test_peers import D, FakeAgent, memory
@@ -59,7 +61,8 @@ class Rig:
         return OpenWrite(number, write, peer, [Piece(ROW, ROW, False, False)] * pieces)
 
     def post(self, write: OpenWrite) -> Step:
-        return write.post_next(self.nixl, self.peers, lambda: 1, STRONG, set())  # type: ignore[arg-type]
+        nixl: Any = self.nixl
+        return write.post_next(nixl, self.peers, lambda: 1, STRONG, set())
 
     def check(self, write: OpenWrite) -> bool:
         return write.check(self.nixl, self.peers)  # type: ignore[arg-type]

@@ -18,8 +18,9 @@ A WRITE
     (R5) and after it, with a known `write_bound`, the clock: a post that took longer is UNKNOWN.
     Each piece has its own handle and its own notification, which names the attempt in full (R9),
     the part, its token, and which piece of how many it is; the receiver reports an arrival when
-    it has all of them. The first handle to a peer connects; no other is posted to it until that one
-    is done (UCX aborts the process when more waits on a connection that is refused). A handle is polled until NIXL calls it over, and is never released before.
+    it has all of them. The first handle to a peer connects; no other is posted to it until that
+    one is done (UCX aborts the process when more waits on a connection that is refused). A
+    handle is polled until NIXL calls it over, and is never released before.
     A WRITE of no bytes is DONE; it posts nothing and nothing arrives.
 
 What is promised, and why
