@@ -1,9 +1,9 @@
 """How runtimes in workers' processes wake an engine that sleeps in another.
 
 Reports travel with steps, and an engine that sleeps makes none. Each worker hangs a `Bell`, a Unix
-socket without a file, and tells the engine where; the engine's `Bells` listen to
-all of them. A bell says nothing but that there are reports. Workers on other hosts cannot be heard,
-and then the engine does not sleep.
+socket without a file, and tells the engine where; the engine's `Bells` listen to all of them. A
+bell says nothing but that there are reports. Workers on other hosts cannot be heard, and then the
+engine does not sleep.
 """
 
 from __future__ import annotations

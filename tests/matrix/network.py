@@ -286,6 +286,15 @@ def out_of_descriptors(victim: str) -> Fault:
     return row
 
 
+def _another(run: Run) -> None:
+    """One more transfer, of a short prompt, to its end."""
+    run.name, prompt = run.stage.transfer()
+    run.prompt = prompt[:20]
+    run.consume()
+    run.produce()
+    run.result()
+
+
 def reconnects(count: int) -> Fault:
     """The channel is cut again and again, and a transfer after each: descriptors stay flat."""
 
@@ -297,11 +306,7 @@ def reconnects(count: int) -> Fault:
         run = Run(stage, *names, via=detour.address)
         held: list[list[int]] = []
         for at in range(count):
-            run.name, prompt = stage.transfer()
-            run.prompt = prompt[:20]
-            run.consume()
-            run.produce()
-            run.result()
+            _another(run)
             detour.cut()
             if at >= count // 2:
                 held.append([stage.node(name).call("descriptors") for name in names])
@@ -330,11 +335,7 @@ def lives(count: int, victim: str) -> Fault:
         dying, healthy = names if victim == "P" else names[::-1]
         writing, written_to = stage.node(healthy).call("agents")
         for _ in range(count):
-            run.name, prompt = stage.transfer()
-            run.prompt = prompt[:20]
-            run.consume()
-            run.produce()
-            run.result()
+            _another(run)
             stage.lose(dying)
             stage.node(dying)
         # A life that takes long to start may cost an attempt, with patience this short.

@@ -86,8 +86,9 @@ def test_nothing_is_posted_beside_the_handle_that_connects(rig: Rig) -> None:
 
 
 def test_a_handle_that_is_done_at_once_has_connected(rig: Rig) -> None:
-    rig.nixl.over.update((0, 1))
-    assert rig.post(rig.write(1)) is rig.post(rig.write(2)) is Step.STOPPED
+    rig.nixl.over.add(0)
+    assert {rig.post(rig.write(number)) for number in (1, 2, 3)} == {Step.STOPPED}
+    assert rig.nixl.posted == [0, 1, 2], "the second is still open"
 
 
 def test_a_connection_that_is_made_anew_is_waited_for_again(
