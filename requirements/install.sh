@@ -115,7 +115,8 @@ if [ "$kind" = libfabric ]; then
   exit
 fi
 
-common=(-r "$here/base.txt" -r "$here/build.txt" -r "$here/test.txt" -r "$here/dev.txt")
+common=(-r "$here/base.txt" -r "$here/build.txt" -r "$here/test.txt" -r "$here/dev.txt"
+  -r "$here/docs.txt")
 if has_vllm_wheel; then
   say "$venv: installing with vLLM for CPU (about 2 minutes, 3.5 GB; log: $log)"
   install_torch

