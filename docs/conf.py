@@ -17,7 +17,7 @@ project = "pushkv"
 author = "The pushkv authors"
 copyright = author  # noqa: A001 - Sphinx's name
 root_doc = "docs/index"
-extensions = ["docs._sphinx.sections", "myst_parser", "sphinxcontrib.mermaid"]
+extensions = ["docs._sphinx.diagrams", "docs._sphinx.sections", "myst_parser"]
 include_patterns = [
     "docs/*.md",
     "docs/api/*.md",
@@ -48,4 +48,6 @@ myst_heading_anchors = 4
 html_theme = "furo"
 html_title = "pushkv"
 html_extra_path = ["_sphinx/site"]
+html_static_path = ["_sphinx/static"]
+html_css_files = ["site.css"]
 html_copy_source = False

@@ -28,6 +28,9 @@ UNMARKED = {
 }
 """Section by how the name of a page without a mark begins; the first that fits."""
 
+TITLES = {"README": "Overview"}
+"""What a page is called beside others, where that is not its own title."""
+
 
 def place(name: str, text: str) -> tuple[str, int]:
     """The section of a page and its rank there.
@@ -57,11 +60,18 @@ class Section(TocTree):
         """The table of contents."""
         found = []
         for name in self.env.found_docs - {self.config.root_doc}:
-            text = Path(self.env.doc2path(name)).read_text(encoding="utf-8")
-            section, rank = place(name, text)
+            path = self.env.doc2path(name)
+            section, rank = place(name, Path(path).read_text(encoding="utf-8"))
             if section == self.arguments[0]:
                 found.append((rank, name))
-        self.content = StringList([f"/{name}" for _, name in sorted(found)])
+            self.env.note_dependency(path)
+        self.content = StringList(
+            [
+                f"{TITLES[name]} </{name}>" if name in TITLES else f"/{name}"
+                for _, name in sorted(found)
+            ]
+        )
+        self.options["glob"] = None  # so that Sphinx looks again when there is a new page
         return super().run()
 
 

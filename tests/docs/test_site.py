@@ -23,6 +23,7 @@ class Page(HTMLParser):
     def __init__(self, html: str) -> None:
         super().__init__()
         self.links: set[str] = set()
+        self.loaded: set[str] = set()
         self.anchors: set[str] = set()
         self.feed(html)
 
@@ -30,6 +31,8 @@ class Page(HTMLParser):
         for name, value in attrs:
             if name in {"href", "src"} and value is not None:
                 self.links.add(value)
+                if tag in {"img", "link", "script"}:
+                    self.loaded.add(value)
             elif name in {"id", "name"} and value is not None:
                 self.anchors.add(value)
 
@@ -97,3 +100,17 @@ def test_dead_links_are_seen(tmp_path: Path) -> None:
         "a.html: c.html",
         "a.html: no.svg",
     ]
+
+
+def test_diagrams_are_drawn_and_need_no_script(site: Path) -> None:
+    html = (site / "docs" / "machines.html").read_text(encoding="utf-8")
+    fences = (ROOT / "docs" / "machines.md").read_text(encoding="utf-8").count("```mermaid")
+    assert fences > 0
+    assert html.count('<div class="diagram"') == html.count('<svg aria-label="Diagram: ') == fences
+    assert "QUARANTINED" in html.partition('class="diagram"')[2].partition("</svg>")[0]
+
+
+def test_a_page_loads_nothing_from_elsewhere(site: Path) -> None:
+    for path in site.rglob("*.html"):
+        loaded = Page(path.read_text(encoding="utf-8")).loaded
+        assert {urlsplit(link).netloc for link in loaded} <= {""}, path
