@@ -127,8 +127,8 @@ docs: $(PROJECT) ## The documentation site, into build/docs
 	@echo build/docs/index.html
 
 .PHONY: docs-tables
-docs-tables: $(PROJECT) ## Write docs/machines.md from the tables that run
-	@$(PYTHON) -m pushkv.tables_page docs/machines.md
+docs-tables: $(PROJECT) ## Write the pages of docs/ that are made from tables, commands and errors
+	@$(PYTHON) -m docs._pages
 
 .PHONY: scenarios
 scenarios: $(PROJECT) ## Write into the scenario scripts what comes out of each

@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
 
 # -- what is built
 
@@ -17,7 +18,14 @@ project = "pushkv"
 author = "The pushkv authors"
 copyright = author  # noqa: A001 - Sphinx's name
 root_doc = "docs/index"
-extensions = ["docs._sphinx.diagrams", "docs._sphinx.sections", "myst_parser"]
+extensions = [
+    "docs._sphinx.diagrams",
+    "docs._sphinx.docstrings",
+    "docs._sphinx.sections",
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+]
 include_patterns = [
     "docs/*.md",
     "docs/api/*.md",
@@ -36,12 +44,29 @@ exclude_patterns = [
     "fuzz/corpus",
 ]
 nitpicky = True
+# Names in signatures and between backticks lead somewhere only where there is a page of them.
+nitpick_ignore_regex = [("py:.*", ".*")]
 
 # -- Markdown as a code host reads it
 
 myst_enable_extensions = ["attrs_inline", "deflist"]
 myst_fence_as_directive = ["mermaid"]
 myst_heading_anchors = 4
+
+# -- what docstrings say
+
+for folder in ("adapters", "src", "transports"):
+    sys.path.insert(0, str(ROOT / folder))
+add_module_names = False
+autodoc_default_options = {"imported-members": True, "members": True}
+autodoc_member_order = "bysource"
+autodoc_mock_imports = ["nixl", "torch", "vllm"]
+autodoc_typehints_format = "short"
+default_role = "py:obj"
+maximum_signature_line_length = 88
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+python_use_unqualified_type_names = True
 
 # -- how it looks
 

@@ -56,7 +56,7 @@ def dead_links(site: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site").resolve()
-    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", "docs"]
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-j", "2", "-c", "docs"]
     ran = subprocess.run(
         [*command, "-d", str(folder / "doctrees"), ".", str(folder / "html")],
         cwd=ROOT,
@@ -114,3 +114,10 @@ def test_a_page_loads_nothing_from_elsewhere(site: Path) -> None:
     for path in site.rglob("*.html"):
         loaded = Page(path.read_text(encoding="utf-8")).loaded
         assert {urlsplit(link).netloc for link in loaded} <= {""}, path
+
+
+def test_docstrings_are_in_the_site(site: Path) -> None:
+    anchors = Page((site / "docs" / "api" / "core.html").read_text(encoding="utf-8")).anchors
+    assert {"pushkv.core.ids.AttemptId", "pushkv.core.errors.TransportError"} <= anchors
+    text = (site / "docs" / "api" / "core.html").read_text(encoding="utf-8")
+    assert "<p>Stands in " in text, "the sentence under NO_BLOCK was taken for a type"

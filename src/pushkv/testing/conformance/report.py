@@ -14,6 +14,13 @@ class ConformanceError(AssertionError):
         check: The check that found it.
         expected: What the contract says.
         seen: What happened instead.
+
+    Raised:
+        By `check_transport`, for the first check that fails.
+
+    What to do:
+        Mend the transport, or declare less in its `Capabilities` where the check follows from what
+        it declares.
     """
 
     def __init__(self, check: str, expected: str, seen: str) -> None:
