@@ -123,7 +123,7 @@ libfabric: $(LIBFABRIC)/.installed ## NIXL's LIBFABRIC backend over TCP, in its 
 
 .PHONY: docs
 docs: $(PROJECT) ## The documentation site, into build/docs
-	@$(PYTHON) -m sphinx -W --keep-going -q -j auto -c docs -d build/doctrees . build/docs
+	@$(PYTHON) -m sphinx -W --keep-going -q -c docs -d build/doctrees . build/docs
 	@echo build/docs/index.html
 
 .PHONY: docs-tables

@@ -88,4 +88,5 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     """Make the directive known."""
     app.add_directive("mermaid", Mermaid)
     app.add_node(diagram, html=(visit, None))
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+    # A JavaScript engine that was forked may hang.
+    return {"parallel_read_safe": True, "parallel_write_safe": False}

@@ -56,7 +56,7 @@ def dead_links(site: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site").resolve()
-    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-j", "2", "-c", "docs"]
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", "docs"]
     ran = subprocess.run(
         [*command, "-d", str(folder / "doctrees"), ".", str(folder / "html")],
         cwd=ROOT,
