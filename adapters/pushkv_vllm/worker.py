@@ -150,13 +150,13 @@ class WorkerHalf:
         """A layer has been computed in the step of that number, or will have been by its device."""
         cache = self._kv_caches.get(layer_name)
         if number and cache is not None:
-            self._running.steps[number].computed(cache.data_ptr(), _exists(cache.device))
+            self._running.steps[number].computed(cache.data_ptr(), *_exists(cache.device))
 
     def all_computed(self, number: int) -> None:
         """All layers have, or will have been; those too round which vLLM calls no hook."""
         if number:
             device = next(iter(self._kv_caches.values())).device
-            self._running.steps[number].end(_exists(device))
+            self._running.steps[number].end(*_exists(device))
 
     def step_over(self, metadata: StepMetadata) -> StepReports | None:
         """What the scheduler half asked to be told of this step."""
@@ -185,20 +185,18 @@ class WorkerHalf:
         self._kv_caches = {}
 
 
-def _exists(device: Any) -> Callable[[], bool]:
-    """Says when all that is queued for `device` so far is done: never tried on an accelerator."""
+def _exists(device: Any) -> tuple[Callable[[], bool], ...]:
+    """Says when all that is queued for `device` so far is done; nothing where that is now.
+
+    Never tried on an accelerator.
+    """
     if device.type == "cpu":
-        return _now
+        return ()
     import torch
 
     event = torch.Event(device)
     event.record()
-    query: Callable[[], bool] = event.query
-    return query
-
-
-def _now() -> bool:
-    return True
+    return (event.query,)
 
 
 def _advertised(options: Options) -> str:

@@ -398,7 +398,8 @@ def test_memory_that_cannot_be_read_fails_its_writes_and_is_forgotten_with_its_l
 
     cache = ReferenceCache(layers=1, block_count=4)
     failed: list[WriteClosed] = []
-    outbound = Outbound(cache.layout, Recording(MemoryFabric()), 1, Steps(), failed.append)
+    transport = Recording(MemoryFabric())
+    outbound = Outbound(cache.layout, transport, 1, Steps(), failed.append, lambda: 0)
     peer = Worker(EngineId("D"), Incarnation(1), 0)
     bad = evolve(HELLO, layout=cache.layout.description(), memory=b"garbage")
     good = evolve(bad, memory=join_memory(cache.layout, b"memory"))

@@ -31,6 +31,7 @@ from pushkv.core.events import (
 )
 from pushkv.core.ids import AttemptId, EngineId, Incarnation, TransferId, Worker, seconds
 from pushkv.runtime import Runtime, RuntimeConfig
+from pushkv.runtime import steps as steps_module
 from pushkv.runtime.steps import KEPT, Gate, Shares, Step, Steps
 from pushkv.testing.reference_cache import ReferenceCache
 from pushkv.transport import Completion, Permit, Write, WriteOutcome
@@ -101,6 +102,11 @@ class Pair:
         self.p.runtime.bridge.submit(Computed(T, 32, (BLOCKS,), True))
 
 
+@pytest.fixture(autouse=True)
+def each_layer_is_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps_module, "SHARE_BYTES_LEAST", 1)
+
+
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     found = Pair()
@@ -134,7 +140,6 @@ def test_where_done_is_not_visible_all_waits_for_the_end_of_the_step() -> None:
     until(lambda: ordered(pair))
     for layer in range(3):
         pair.compute(layer)
-    # The memory transport looks at what waits every millisecond: it had its chance.
     pair.p.runtime.bridge.wait(0.05)
     assert pair.d.landed() == [False] * 3
     pair.end()
@@ -223,18 +228,45 @@ def test_steps_end_when_many_have_followed() -> None:
     steps[KEPT + 1].computed(7)
     assert [each.is_over for each in running] == [True] + [False] * (KEPT - 1)
     assert steps[1].is_over, "nobody waits for it, either"
-    assert (steps[KEPT + 1].has(7), steps[KEPT + 1].has(8)) == (True, False)
 
 
 def test_a_device_says_when_a_layer_exists() -> None:
     step, done = Step(), list[int]()
     step.computed(7, lambda: bool(done))
-    assert not step.has(7)
-    step.end(lambda: len(done) == 2)
+    step.computed(8)
+    assert step.exists(()) is None
+    assert step.exists((7, 9)) is None
+    seven, eight, both = step.exists((7,)), step.exists((8,)), step.exists((7, 8))
+    assert seven
+    assert eight
+    assert both
+    assert (seven(), eight(), both()) == (False, True, False)
     done.append(1)
-    assert (step.has(7), step.has(8), step.is_over) == (True, False, False)
+    assert (seven(), both()) == (True, True)
+    step.end(lambda: len(done) == 2)
+    every = step.exists((9,))
+    assert every
+    assert (every(), step.is_over) == (False, False)
     done.append(2)
-    assert (step.has(8), step.is_over) == (True, True)
+    assert (every(), step.is_over) == (True, True)
+
+
+def test_a_step_rings_for_what_is_awaited_and_for_nothing_else() -> None:
+    rings = list[int]()
+    step = Step(lambda: rings.append(1))
+    step.computed(1)
+    step.await_((2, 3))
+    for region in (2, 4):
+        step.computed(region)
+    assert not rings, "of (2, 3) half is there"
+    step.computed(3)
+    assert len(rings) == 1
+    step.end()
+    assert len(rings) == 2
+    nobody = Step(lambda: rings.append(1))
+    nobody.computed(1)
+    nobody.end()
+    assert len(rings) == 2
 
 
 def write() -> Write:
@@ -245,25 +277,49 @@ def write() -> Write:
 def test_shares_are_the_rows_of_a_write_and_each_waits_for_its_region() -> None:
     step, whole = Step(), write()
     shares = list(Shares().of(whole, Gate(step), (11, 22, 33)))
-    assert len({each.part for each in shares}) == 3
+    assert len({each.write.part for each in shares}) == 3
     for name in ("source", "destination"):
-        rows = np.concatenate([getattr(each, name) for each in shares])
+        rows = np.concatenate([getattr(each.write, name) for each in shares])
         assert (rows == getattr(whole, name)).all()
     step.computed(22)
-    assert [each.ready and each.ready() for each in shares] == [False, True, False]
+    assert [each.due() is not None for each in shares] == [False, True, False]
     (alone,) = Shares().of(whole, Gate(step), ())
-    assert alone.part == 3
-    assert alone.ready is not None
-    assert not alone.ready()
+    assert alone.write.part == 3
+    assert alone.due() is None
+    step.end()
+    due = alone.due()
+    assert due is not None
+    assert due.ready is None, "it exists: its transport has nothing to hold back"
 
 
-def test_a_gate_that_is_withdrawn_ends_the_wait() -> None:
-    gate = Gate(Step())
+@pytest.mark.parametrize(
+    ("least_bytes", "expected"),
+    [(1, [1, 1, 1]), (20, [1, 1, 1]), (21, [2, 1]), (40, [2, 1]), (60, [3]), (10_000, [3])],
+)
+def test_small_layers_leave_together(
+    monkeypatch: pytest.MonkeyPatch, least_bytes: int, expected: list[int]
+) -> None:
+    monkeypatch.setattr(steps_module, "SHARE_BYTES_LEAST", least_bytes)
+    shares = list(Shares().of(write(), Gate(Step()), (11, 22, 33)))
+    assert [len(each.regions) for each in shares] == expected
+    assert sum((each.regions for each in shares), ()) == (11, 22, 33)
+    assert [len(each.write.source) for each in shares] == [2 * count for count in expected]
+
+
+def test_what_its_device_has_not_done_is_for_the_transport_to_hold_back() -> None:
+    step, done = Step(), list[int]()
+    gate = Gate(step)
     (share,) = Shares().of(write(), gate, ())
+    step.end(lambda: bool(done))
+    due = share.due()
+    assert due is not None
+    assert due.ready is not None
+    assert not due.ready()
+    done.append(1)
+    assert due.ready()
     gate.is_withdrawn = True
-    assert share.ready is not None
     with pytest.raises(TransportError, match="withdrawn"):
-        share.ready()
+        due.ready()
 
 
 @given(
@@ -275,7 +331,7 @@ def test_a_part_is_over_once_with_the_worst_that_became_of_it(
     order: list[int], outcomes: list[WriteOutcome], idle: bool
 ) -> None:
     shares = Shares()
-    parts = [each.part for each in shares.of(write(), Gate(Step()), (11, 22, 33))]
+    parts = [each.write.part for each in shares.of(write(), Gate(Step()), (11, 22, 33))]
     told = []
     for at in order:
         outcome = outcomes[at]

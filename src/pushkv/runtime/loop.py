@@ -97,7 +97,12 @@ class Loop:
         self._quarantined_blocks = 0
         self._unasked: set[TransferId] = set()
         self._outbound = Outbound(
-            config.layout, transport, config.write_budget_bytes, steps, self._late.append
+            config.layout,
+            transport,
+            config.write_budget_bytes,
+            steps,
+            self._late.append,
+            config.clock,
         )
         policy = self._policy = _with_parts(config, transport)
         self._trace: TraceWriter | None = None
@@ -179,6 +184,7 @@ class Loop:
 
     def _turn(self, inbox: deque[Event]) -> None:
         """Everything that has happened so far, and what follows from it at once."""
+        self._outbound.post_computed()
         self._take_all(inbox)
         if self._clock() >= self._endpoint.next_deadline():
             self._happen(Tick())

@@ -24,12 +24,12 @@ from pushkv.core.events import (
     PrefillPreempted,
     WriteClosed,
 )
-from pushkv.core.ids import AttemptId, Epoch, TransferId, Worker
+from pushkv.core.ids import AttemptId, Epoch, Instant, TransferId, Worker
 from pushkv.core.messages import Hello, Message, Register
 from pushkv.layout import CacheLayout, join_memory, split_memory
 from pushkv.transport import Completion, Permit, Transport, Write, WriteOutcome
 
-from .steps import Gate, Shares, Step, Steps
+from .steps import Gate, Share, Shares, Step, Steps
 from .turns import Turns
 
 __all__ = ["Outbound"]
@@ -89,14 +89,17 @@ class Outbound:
         budget_bytes: int,
         steps: Steps,
         closed: Callable[[WriteClosed], None],
+        clock: Callable[[], int],
     ) -> None:
         self._layout = layout
         self._transport = transport
         self._closed = closed
+        self._clock = clock
         self._turns = Turns(budget_bytes)
         self._steps = steps
         self._running: dict[TransferId, list[tuple[int, Step]]] = {}
         self._shares = Shares()
+        self._held: list[Share] = []
         self._peers: dict[Worker, _Peer] = {}
         self._permits: dict[Epoch, Permit] = {}
         self._open: dict[_Key, _Open] = {}
@@ -183,6 +186,7 @@ class Outbound:
         permit = self._permits.pop(effect.epoch, None)
         if permit is not None:
             permit.until_ns = 0
+            self._refuse(lambda held: held.permit is permit, "the permit did not last")
         peer = self._peers.get(effect.peer)
         if peer is not None:
             peer.links -= 1
@@ -211,6 +215,33 @@ class Outbound:
         for (each, _), ordered in self._open.items():
             if each == attempt and ordered.gate is not None:
                 ordered.gate.is_withdrawn = True
+        self._refuse(lambda held: held.attempt == attempt, "it was withdrawn while its step ran")
+
+    def post_computed(self) -> None:
+        """Post what the engine has computed, or queued on its device, since it was asked last."""
+        if not self._held:
+            return
+        now, capabilities = Instant(self._clock()), self._transport.capabilities
+        self._refuse(
+            lambda held: not held.permit.allows(now, capabilities), "the permit did not last"
+        )
+        held, self._held = self._held, []
+        for share in held:
+            write = share.due()
+            if write is None:
+                self._held.append(share)
+            else:
+                self._transport.post(write)
+
+    def _refuse(self, chosen: Callable[[Write], bool], cause: str) -> None:
+        """What waits for its step and is chosen is over: nothing of it was posted."""
+        refused = [share.write for share in self._held if chosen(share.write)]
+        self._held = [share for share in self._held if not chosen(share.write)]
+        for write in refused:
+            ended = Completion(write.attempt, write.part, WriteOutcome.REFUSED, cause=cause)
+            whole = self.whole(ended)
+            if whole is not None:
+                self._closed(self.completed(whole))
 
     def post(self) -> None:
         """Post what the budget allows."""
@@ -263,7 +294,9 @@ class Outbound:
         visible = self._transport.capabilities.done_means_visible
         regions = regions_in_order(self._layout, layout) if visible and len(write.source) else ()
         for share in self._shares.of(write, gate, regions):
-            self._transport.post(share)
+            gate.step.await_(share.regions)
+            self._held.append(share)
+        self.post_computed()
 
     def _end(self, effect: PostWrite, outcome: WriteOutcome, cause: str) -> None:
         """A WRITE that no transport has heard of is over."""

@@ -92,7 +92,7 @@ class Runtime:
         self._failures = Failures(config.rank, self.counters)
         self.bridge = Bridge(self._wakeup.set, self._failures.cut_off)
         """The engine's side: `submit`, `take`, `wait`."""
-        self.steps = Steps()
+        self.steps = Steps(self._wakeup.set)
         """What the engine says of steps that compute what it has announced (`Computed.step`)."""
         self._loop: Loop | None = None
         self._inbox: deque[Event] = deque()

@@ -1,31 +1,35 @@
 """KV that a running prefill step is still computing, layer by layer (see `Computed.step`).
 
-The engine's threads say which layers exist; WRITEs that were ordered when the step began ask. What
-is ordered stays one part for the core. Where DONE means visible, so that no arrival has to name it,
-it is posted as one WRITE for each region, which its transport holds back until that exists
-(`Write.ready`), and its completions are made one again; elsewhere it is one WRITE that waits for
-the whole step.
+The engine's threads say which layers exist; WRITEs that were ordered when the step began wait here
+until then, and nobody polls for it: the engine's word rings the runtime's bell. What is ordered
+stays one part for the core. Where DONE means visible, so that no arrival has to name it, it is
+posted in shares of some layers each, and its completions are made one again; elsewhere it is one
+WRITE that waits for the whole step. Only what the engine has said and its device has not done yet
+is for the transport to hold back (`Write.ready`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from attrs import define, evolve
+from attrs import define, evolve, frozen
 
 from pushkv.core.errors import TransportError
 from pushkv.core.ids import AttemptId
 from pushkv.transport import Completion, Write, WriteOutcome
 
-__all__ = ["Gate", "Shares", "Step", "Steps"]
+__all__ = ["Gate", "Share", "Shares", "Step", "Steps"]
 
 KEPT = 64
 """A step that so many others have followed is over."""
 FIRST_SHARE = 1 << 31
 """Shares of a part have numbers from here on."""
 SHARES_MOST = 1 << 12
+
+SHARE_BYTES_LEAST = 8 * 1024 * 1024
+"""So many layers leave together: each share wakes three threads, which takes from the model."""
 
 Exists = Callable[[], bool]
 
@@ -34,36 +38,69 @@ def _now() -> bool:
     return True
 
 
-class Step:
-    """One step of the engine. Written by its threads, read by the runtime's and the transport's."""
+def _quiet() -> None:
+    return
 
-    def __init__(self) -> None:
+
+class Step:
+    """One step of the engine. Written by its threads, read by the runtime's and the transport's.
+
+    Args:
+        ring: Called, in the engine's thread, when something that is awaited has been said.
+    """
+
+    def __init__(self, ring: Callable[[], None] = _quiet) -> None:
+        self._ring = ring
         self._regions: dict[int, Exists] = {}
         self._all: Exists | None = None
+        self._awaited: set[int] = set()
+        self._is_awaited = False
 
     def computed(self, region: int, exists: Exists = _now) -> None:
         """The layer whose region begins at this address is computed once `exists` says so."""
         self._regions.setdefault(region, exists)
+        if region in self._awaited:
+            self._ring()
 
     def end(self, exists: Exists = _now) -> None:
         """Every layer is."""
         self._all = exists
+        if self._is_awaited:
+            self._ring()
+
+    def await_(self, regions: Sequence[int]) -> None:
+        """Ring for the last of `regions`, as engines compute them in order, and for the end.
+
+        To be called before `exists` is asked: what is said meanwhile is then seen, or rings.
+        """
+        self._awaited.update(regions[-1:])
+        self._is_awaited = True
+
+    def exists(self, regions: Sequence[int]) -> Exists | None:
+        """Says whether `regions` exist, or all there is for none; None: the engine did not say."""
+        if self._all is not None:
+            return self._all
+        said = [self._regions.get(region) for region in regions]
+        if not said or None in said:
+            return None
+        each = [one for one in said if one not in (None, _now)]
+        return (lambda: all(one() for one in each)) if each else _now
 
     @property
     def is_over(self) -> bool:
         """Whether all of it exists."""
         return self._all is not None and self._all()
 
-    def has(self, region: int) -> bool:
-        """Whether the region that begins at this address has what the step was to compute."""
-        exists = self._regions.get(region)
-        return (exists is not None and exists()) or self.is_over
-
 
 class Steps:
-    """The latest steps of an engine, by their numbers, which ascend. Thread-safe."""
+    """The latest steps of an engine, by their numbers, which ascend. Thread-safe.
 
-    def __init__(self) -> None:
+    Args:
+        ring: As of `Step`.
+    """
+
+    def __init__(self, ring: Callable[[], None] = _quiet) -> None:
+        self._ring = ring
         self._lock = threading.Lock()
         self._steps: dict[int, Step] = {}
         self._over = 0
@@ -75,7 +112,7 @@ class Steps:
                 step = Step()
                 step.end()
                 return step
-            step = self._steps.setdefault(number, Step())
+            step = self._steps.setdefault(number, Step(self._ring))
             while len(self._steps) > KEPT:
                 self._over = min(self._steps)
                 self._steps.pop(self._over).end()
@@ -89,15 +126,33 @@ class Gate:
     step: Step
     is_withdrawn: bool = False
 
-    def ready(self, region: int | None) -> bool:
-        """Whether a region, or all there is, exists.
+    def opens(self, regions: Sequence[int]) -> Exists | None:
+        """As `Step.exists`; what it returns raises once this is withdrawn.
 
         Raises:
             TransportError: Nobody wants it any more: nothing is to be posted.
         """
+        exists = self.step.exists(regions)
+        return None if exists is None else partial(self._is_open, exists)
+
+    def _is_open(self, exists: Exists) -> bool:
         if self.is_withdrawn:
             raise TransportError("the attempt was withdrawn while its step ran")
-        return self.step.is_over if region is None else self.step.has(region)
+        return exists()
+
+
+@frozen(eq=False)
+class Share:
+    """A WRITE that waits for `regions`, or for all there is if none are named."""
+
+    write: Write
+    gate: Gate
+    regions: tuple[int, ...]
+
+    def due(self) -> Write | None:
+        """The WRITE as it is to be posted, or None while the engine has not said that it exists."""
+        exists = self.gate.opens(self.regions)
+        return None if exists is None else evolve(self.write, ready=None if exists() else exists)
 
 
 @define
@@ -121,26 +176,29 @@ class Shares:
     def __init__(self) -> None:
         self._parts: dict[tuple[AttemptId, int], _Part] = {}
 
-    def of(self, write: Write, gate: Gate, regions: tuple[int, ...]) -> Iterator[Write]:
-        """`write` as one for each of `regions`, to whose rows it is equal, in order; or as one.
+    def of(self, write: Write, gate: Gate, regions: tuple[int, ...]) -> Iterator[Share]:
+        """`write` as shares of some of `regions` each, to whose rows it is equal, in order.
 
-        One, which waits for all, where there are none or too many.
+        As one, which waits for all of the step, where there are no regions or too many.
         """
         count = len(regions)
         if not 1 < count <= SHARES_MOST or write.part >= FIRST_SHARE // SHARES_MOST:
-            yield evolve(write, ready=partial(gate.ready, None))
+            yield Share(write, gate, ())
             return
-        self._parts[write.attempt, write.part] = _Part(write.length_bytes, count)
+        together = max(-(-SHARE_BYTES_LEAST * count // max(write.length_bytes, 1)), 1)
+        firsts = range(0, count, min(together, count))
+        self._parts[write.attempt, write.part] = _Part(write.length_bytes, len(firsts))
         rows = len(write.source) // count
-        for number, region in enumerate(regions):
-            mine = slice(number * rows, (number + 1) * rows)
-            yield evolve(
+        for number, first in enumerate(firsts):
+            mine = regions[first : first + firsts.step]
+            chosen = slice(first * rows, (first + len(mine)) * rows)
+            share = evolve(
                 write,
                 part=FIRST_SHARE + write.part * SHARES_MOST + number,
-                source=write.source[mine],
-                destination=write.destination[mine],
-                ready=partial(gate.ready, region),
+                source=write.source[chosen],
+                destination=write.destination[chosen],
             )
+            yield Share(share, gate, mine)
 
     def whole(self, news: Completion) -> Completion | None:
         """What became of a part, once the last of its shares is over; else None.
