@@ -20,7 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from pushkv.core.effects import Report
-from pushkv.core.events import EngineEvent, Offered
+from pushkv.core.events import Computed, EngineEvent, Offered
 from pushkv.core.ids import EngineId, Incarnation
 from pushkv.fold import RankFold, Said
 from pushkv.rank_plan import Ranks
@@ -70,6 +70,7 @@ class StepMetadata(KVConnectorMetadata):
         relayed: Whether the worker shall return the runtime's reports.
         number: What the worker shall return when the step is over; 0 where nobody asks.
         said: Commands to one rank of several.
+        completed: What the worker tells the runtime when it has computed the step.
     """
 
     commands: tuple[EngineEvent, ...]
@@ -78,6 +79,7 @@ class StepMetadata(KVConnectorMetadata):
     relayed: bool
     number: int = 0
     said: tuple[Said, ...] = ()
+    completed: tuple[Computed, ...] = ()
 
 
 @frozen

@@ -199,18 +199,15 @@ class PushKVConnector(KVConnectorBase_V1, SupportsHMA):
         **kwargs: Any,
     ) -> None:
         """A layer of this step's KV exists, or will when its device has got so far."""
-        if self._layers_stream:
-            self._worker.computed(self._step, layer_name)
+        metadata = self._connector_metadata
+        if self._layers_stream and isinstance(metadata, StepMetadata):
+            self._worker.computed(metadata.number, layer_name)
 
     def wait_for_save(self) -> None:
         """All of it does. Nothing is waited for: what is written stays pinned."""
-        if self._layers_stream:
-            self._worker.all_computed(self._step)
-
-    @property
-    def _step(self) -> int:
         metadata = self._connector_metadata
-        return metadata.number if isinstance(metadata, StepMetadata) else 0
+        if self._layers_stream and isinstance(metadata, StepMetadata):
+            self._worker.all_computed(metadata)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Report what the scheduler half decided for this step."""

@@ -9,7 +9,8 @@ that after the last step only what that one filled is left to be written. Exactl
 * A block that was announced may be read by a WRITE at any time, so it is pinned from then on, until
   `SourceReleased`; one whose request was preempted, until `SourceYielded`.
 * Layer by layer (`Streaming.LAYERS`) the blocks are announced when their step is scheduled, with
-  its number (`Computed.step`); the worker says which layers exist.
+  its number (`Computed.step`); the worker says which layers exist. When the last of them does, it
+  also says that the prefill is over: what the engine samples then is nobody's.
 * Preemption begins a new *life* of the request. It may get other blocks, so what was scheduled in
   an earlier life is never announced; what was written stays written, for the tokens are the same.
 """
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from math import lcm
 from typing import Any
@@ -61,6 +62,7 @@ class Prefill:
         life: How often it was preempted.
         announced_tokens: How many the core knows to be computed, in this life.
         is_preempted: The core was told that its blocks are gone, and not yet that it goes on.
+        is_complete: A step that runs computes the last of it, and the workers will say so.
     """
 
     transfer: TransferId
@@ -70,6 +72,7 @@ class Prefill:
     life: int = 0
     announced_tokens: int = 0
     is_preempted: bool = False
+    is_complete: bool = False
 
 
 @frozen
@@ -119,28 +122,38 @@ class Prefills:
 
     # -- steps
 
-    def scheduled(self, output: Any) -> int:
+    def scheduled(self, output: Any) -> tuple[int, tuple[Computed, ...]]:
         """A step is scheduled.
 
         Args:
             output: vLLM's `SchedulerOutput`.
 
         Returns:
-            The number by which `over` must hear that the step is over; 0 if it need not.
+            The number by which `over` must hear that the step is over, 0 if it need not; and what
+            the workers are to tell the runtime when they have computed it.
         """
         if not self._requests:
-            return 0
+            return 0, ()
         for request_id in output.preempted_req_ids or ():
             self._preempted(request_id)
         filled = () if self.streaming is Streaming.WHOLE else tuple(self._filled(output))
         if not filled:
-            return 0
+            return 0, ()
         number = next(self._numbers)
         self._steps[number] = filled
-        if self.streaming is Streaming.LAYERS:
-            for each in filled:
-                self._fill(each, number)
-        return number
+        if self.streaming is not Streaming.LAYERS:
+            return number, ()
+        for each in filled:
+            self._fill(each, number)
+        return number, tuple(self._completed(filled, number))
+
+    def _completed(self, filled: Iterable[_Filled], number: int) -> Iterator[Computed]:
+        """What ends with this step."""
+        for each in filled:
+            prefill = self._requests[each.request_id]
+            if each.tokens == prefill.tokens:
+                prefill.is_complete = True
+                yield Computed(prefill.transfer, each.tokens, each.blocks, True, number)
 
     def _filled(self, output: Any) -> Iterator[_Filled]:
         cached = output.scheduled_cached_reqs
@@ -151,7 +164,7 @@ class Prefills:
         whole = lcm(*self.block_tokens)
         for request_id, start in starts:
             prefill = self._requests.get(request_id)
-            if prefill is None or prefill.repeated:
+            if prefill is None or prefill.repeated or prefill.is_complete:
                 continue
             end = min(start + output.num_scheduled_tokens[request_id], prefill.tokens)
             if self.streaming is not Streaming.LAYERS or end < prefill.tokens:
@@ -179,8 +192,8 @@ class Prefills:
 
     def _preempted(self, request_id: str) -> None:
         prefill = self._requests.get(request_id)
-        if prefill is None:
-            return
+        if prefill is None or prefill.is_complete:
+            return  # what is complete stays pinned until nothing reads it
         prefill.life += 1
         if prefill.announced_tokens:
             prefill.announced_tokens, prefill.is_preempted = 0, True
@@ -195,15 +208,19 @@ class Prefills:
     def hold(self, prefill: Prefill, table: Any) -> None:
         """The prompt's KV is complete: keep it until no WRITE reads it and none will.
 
+        Nothing, where the workers say so.
+
         Args:
             prefill: What `ended` returned.
             table: Ids of its computed blocks, for each KV cache group of the engine.
         """
-        self._announce(prefill, prefill.tokens, self._blocks(table, prefill.tokens), final=True)
+        if not prefill.is_complete:
+            self._announce(prefill, prefill.tokens, self._blocks(table, prefill.tokens), final=True)
 
     def give_up(self, prefill: Prefill) -> None:
         """The prompt's KV will not be complete. What was announced may still be read."""
-        self.submit(PrefillAborted(prefill.transfer))
+        if not prefill.is_complete:
+            self.submit(PrefillAborted(prefill.transfer))
 
     def _announce(
         self, prefill: Prefill, tokens: int, blocks: Blocks, *, final: bool, step: int = 0

@@ -337,7 +337,7 @@ class SchedulerHalf:
         if self._bells is not None:
             self._bells.rung = False  # of what has been reported so far, this step brings word
         self.take_reports()
-        number = self.prefills.scheduled(output)
+        number, completed = self.prefills.scheduled(output)
         if self.alarm is not None and not self.alarm.attended:
             self._pause(self.alarm, output.total_num_scheduled_tokens)
         due = self.ledger.drain()
@@ -345,7 +345,13 @@ class SchedulerHalf:
             self._stir()
         channel = self.channel
         return StepMetadata(
-            channel.outgoing(), due.finished, due.failed, channel.relayed, number, channel.said()
+            channel.outgoing(),
+            due.finished,
+            due.failed,
+            channel.relayed,
+            number,
+            channel.said(),
+            completed,
         )
 
     def _pause(self, alarm: Alarm, scheduled_tokens: int) -> None:

@@ -152,11 +152,14 @@ class WorkerHalf:
         if number and cache is not None:
             self._running.steps[number].computed(cache.data_ptr(), *_exists(cache.device))
 
-    def all_computed(self, number: int) -> None:
+    def all_computed(self, metadata: StepMetadata) -> None:
         """All layers have, or will have been; those too round which vLLM calls no hook."""
-        if number:
-            device = next(iter(self._kv_caches.values())).device
-            self._running.steps[number].end(*_exists(device))
+        if not metadata.number:
+            return
+        device = next(iter(self._kv_caches.values())).device
+        self._running.steps[metadata.number].end(*_exists(device))
+        for event in metadata.completed:
+            self._running.bridge.submit(event)
 
     def step_over(self, metadata: StepMetadata) -> StepReports | None:
         """What the scheduler half asked to be told of this step."""

@@ -399,9 +399,11 @@ class Engine:
         half = self.worker.worker_half
         assert half is not None
         step, layer = self.runtime.steps[number], half._kv_caches[LAYER]
-        assert not step.has(layer.data_ptr())
+        assert step.exists((layer.data_ptr(),)) is None
         self.worker.save_kv_layer(LAYER, layer, None)
-        assert step.has(layer.data_ptr())
+        exists = step.exists((layer.data_ptr(),))
+        assert exists is not None
+        assert exists()
         assert not step.is_over
         for event in self.running.pop(number):
             self._check(evolve(event, step=0))

@@ -6,6 +6,8 @@ that is not there yet, or no more.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("vllm")
@@ -88,7 +90,7 @@ def test_a_chunk_is_announced_when_its_step_is_scheduled(direct: bool, ahead: in
     engine.run()
     chunks = [(CHUNK, 1), (2 * CHUNK, 2), (3 * CHUNK, 3), (4 * CHUNK - 5, 4)]
     told = [(event.tokens, event.step) for event in engine.bridge.of(Computed)]
-    assert told == [*chunks, (4 * CHUNK - 5, 0)]
+    assert told == [*chunks, chunks[-1]]
     assert [event.final for event in engine.bridge.of(Computed)] == [False] * 4 + [True]
     assert not engine.running
     assert engine.used == 4 * CHUNK // BLOCK
@@ -112,6 +114,44 @@ def test_a_chunk_whose_step_runs_when_it_is_preempted_stays_pinned() -> None:
     engine.add("b", 5)
     engine.run()
     assert engine.used == 0
+
+
+def test_a_prefill_is_over_before_anything_is_sampled(
+    monkeypatch: pytest.MonkeyPatch, direct: bool
+) -> None:
+    engine = Engine(role="kv_producer", direct=direct, blocks=200, streaming="layers")
+    engine.add("a", 20, prefill())
+    seen: list[list[tuple[int, bool]]] = []
+    update = engine._update
+
+    def look(*step: Any) -> None:
+        seen.append(announced(engine))
+        update(*step)
+
+    monkeypatch.setattr(engine, "_update", look)
+    engine.run()
+    assert seen[0] == [(20, False), (20, True)], "the step's output has not been looked at"
+    assert announced(engine) == seen[0], "and nobody says it twice"
+
+
+def test_what_a_step_completes_outlives_an_abort_and_a_preemption(direct: bool) -> None:
+    for taken in ("abort", "preempt"):
+        engine = Engine(role="kv_producer", direct=direct, ahead=1, blocks=200, streaming="layers")
+        engine.add("a", CHUNK, prefill())
+        engine.step()
+        forget_prefixes(engine)
+        if taken == "abort":
+            engine.abort("a")
+        else:
+            engine.preempt()
+        engine.run()
+        assert announced(engine) == [(CHUNK, False), (CHUNK, True)]
+        assert told(engine) == [Computed, Computed]
+        assert engine.used == CHUNK // BLOCK, "it is held for whoever wants it"
+        engine.bridge.release_source(engine.bridge.of(Computed)[0].transfer)
+        engine.add("b", 5)
+        engine.run()
+        assert engine.used == 0
 
 
 def test_graphs_are_cut_where_layers_are_streamed_alone() -> None:
