@@ -252,6 +252,13 @@ class Ledger:
         self._due = {}
         return due
 
+    def drain_received(self) -> frozenset[str]:
+        """What vLLM may hear before a step, as `drain` says it: all that has not failed."""
+        received = frozenset(name for name, failed in self._due.items() if not failed)
+        for name in received:
+            del self._due[name]
+        return received
+
     def _of(self, transfer: TransferId) -> Entry | None:
         request_id = self._transfers.get(transfer)
         return None if request_id is None else self._entries[request_id]

@@ -139,7 +139,7 @@ class SchedulerHalf:
         self.counts = local.counters
         self.channel = direct = Direct(local.bridge)
         if self.options.while_waiting is not WhileWaiting.STEP:
-            self.alarm = Alarm(lambda: direct.reported() or self.ledger.is_due)
+            self.alarm = Alarm(lambda: direct.reported() or self.ledger.is_due, self._received)
             local.bridge.on_report(self.alarm.ring)
         if self.options.while_waiting is WhileWaiting.SLEEP and not install():
             logger.warning("pushkv: this vLLM's loop is unknown: the engine pauses, not sleeps")
@@ -430,6 +430,11 @@ class SchedulerHalf:
         for report in self.channel.take():
             self._stir()
             self._apply(report)
+
+    def _received(self) -> frozenset[str]:
+        """Ids of requests whose KV cache has come; each is given once, here or with a step."""
+        self.take_reports()
+        return self.ledger.drain_received()
 
     def _stir(self) -> None:
         """This step changes something, so it is not one of those after which an engine sleeps."""

@@ -7,6 +7,10 @@ which on shared cores it takes from whoever prefills for it.
 
 `WhileWaiting` lists the ways out. To sleep takes the place of one method of vLLM, so it is done
 only where that method is, to the letter, one that was read, and by an engine that steps for itself.
+
+Who is there to sleep can also save a step: vLLM takes what was received from the output of a step,
+so that news wait for the step that runs, and for a whole one after it, before their request is
+scheduled. Told between two steps, it is scheduled in the next.
 """
 
 from __future__ import annotations
@@ -35,6 +39,9 @@ KNOWN_STEPS = {
 }
 """SHA-256 of the source of each `EngineCoreProc._process_engine_step` that can be replaced, and the
 vLLM that has it."""
+KNOWN_RECEIPTS = {"b191f7559a47c4ec7304ffffaf63ee24114dcfba0f0c85674efeced7db691e12": "0.32"}
+"""The same of each `Scheduler._update_from_kv_xfer_finished`: it takes a step's word for what was
+received, and may be told the same between two steps."""
 SLEEP_MOST_S = 1.0
 """The engine steps at least so often, whatever has been overlooked."""
 PAUSE_S = 0.005
@@ -72,11 +79,13 @@ class Alarm:
 
     Attributes:
         news: Whether there is something to step for.
+        received: Takes the ids whose KV cache has come, or can no more, with nothing else to say.
         attended: The engine's loop looks at it.
         empty_steps: Steps without a token since something happened.
     """
 
     news: Callable[[], bool]
+    received: Callable[[], frozenset[str]] = frozenset
     attended: bool = False
     empty_steps: int = 0
     _inputs: Queue[Any] | None = field(default=None, init=False)
@@ -130,21 +139,29 @@ def install() -> bool:
     current = EngineCoreProc._process_engine_step
     if getattr(current, "is_pushkvs", False):
         return True
-    try:
-        source = textwrap.dedent(inspect.getsource(current))
-    except (OSError, TypeError):
-        return False
-    if hashlib.sha256(source.encode()).hexdigest() not in KNOWN_STEPS:
+    if _digest(current) not in KNOWN_STEPS:
         return False
     EngineCoreProc._process_engine_step = _replacement(current)
     return True
 
 
+def _digest(method: Callable[..., object]) -> str:
+    """SHA-256 of its source, or "" where there is none."""
+    try:
+        source = textwrap.dedent(inspect.getsource(method))
+    except (OSError, TypeError):
+        return ""
+    return hashlib.sha256(source.encode()).hexdigest()
+
+
 def _replacement(vllms: Callable[[EngineCoreProc], bool]) -> Callable[[EngineCoreProc], bool]:
     """`_process_engine_step`, the same but for what follows a step that ran no model."""
+    from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine import core as module
+    from vllm.v1.outputs import KVConnectorOutput
 
     feed = getattr(module, "get_watch_dog", None)  # from 0.33 on
+    tells = _digest(Scheduler._update_from_kv_xfer_finished) in KNOWN_RECEIPTS
 
     def step(self: EngineCoreProc) -> bool:
         alarm = getattr(self.scheduler.get_kv_connector(), "alarm", None)
@@ -155,6 +172,11 @@ def _replacement(vllms: Callable[[EngineCoreProc], bool]) -> Callable[[EngineCor
             return vllms(self)
         if feed is not None:
             feed().feed()
+        if tells:
+            received = alarm.received()
+            if received:
+                news = KVConnectorOutput(finished_recving=set(received))
+                self.scheduler._update_from_kv_xfer_finished(news)
         outputs, executed = self.step_fn()
         for output in outputs.items() if outputs else ():
             self.output_queue.put_nowait(output)
