@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
+from unittest import mock
 
 from pushkv.core.ids import seconds
+from pushkv.runtime import steps
 from pushkv.testing.transport_faults import Fate, Stage
 
 from .engine import BLOCK_BYTES, LAYERS, until
@@ -119,6 +121,11 @@ async def turns(rig: Rig) -> None:
 
 async def layer_by_layer(rig: Rig) -> None:
     """What a step computes is ordered when it begins, and written layer by layer (UCX)."""
+    with mock.patch.object(steps, "SHARE_BYTES_LEAST", 1):
+        await _layer_by_layer(rig)
+
+
+async def _layer_by_layer(rig: Rig) -> None:
     producer, consumer = await rig.engine("P"), await rig.engine("D")
     cache, step = producer.cache, producer.runtime.steps[1]
     regions = [region.address for region in cache.layout.groups[0].regions]
@@ -133,8 +140,9 @@ async def layer_by_layer(rig: Rig) -> None:
     kv, cache.bytes[:, blocks] = cache.bytes[:, blocks].copy(), 0
     attempt = consumer.offer("t", producer.address)
     one_by_one = producer.transport.capabilities.done_means_visible
-    if one_by_one:  # posted more often, where the first came before their permit
-        await until(lambda: len(producer.transport.posted) >= LAYERS)
+    loop = producer.runtime._loop
+    assert loop is not None
+    await until(lambda: loop._outbound.open_writes)
     for layer in reversed(range(LAYERS)):
         assert not shows(layer)
         cache.bytes[layer, blocks] = kv[layer]
@@ -142,7 +150,8 @@ async def layer_by_layer(rig: Rig) -> None:
         if one_by_one:
             await until(partial(shows, layer))
         assert [shows(each) for each in range(layer)] == [False] * layer
-    assert one_by_one or not producer.transport.posted, "it leaves as a whole, after its step"
+    posted = len(producer.transport.posted)
+    assert posted == (LAYERS if one_by_one else 0), "elsewhere it leaves as a whole, after its step"
     step.end()
     producer.compute("t", 32, final=True)
     assert await consumer.outcome(attempt) == "delivered"
