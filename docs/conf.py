@@ -19,6 +19,7 @@ author = "The pushkv authors"
 copyright = author  # noqa: A001 - Sphinx's name
 root_doc = "docs/index"
 extensions = [
+    "docs._sphinx.accessible",
     "docs._sphinx.diagrams",
     "docs._sphinx.docstrings",
     "docs._sphinx.sections",
@@ -43,6 +44,7 @@ exclude_patterns = [
     "docs/_sphinx",
     "fuzz/corpus",
 ]
+smartquotes = False  # two dashes begin an option
 nitpicky = True
 # Names in signatures and between backticks lead somewhere only where there is a page of them.
 nitpick_ignore_regex = [("py:.*", ".*")]
@@ -60,6 +62,7 @@ for folder in ("adapters", "src", "transports"):
 add_module_names = False
 autodoc_default_options = {"imported-members": True, "members": True}
 autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
 autodoc_mock_imports = ["nixl", "torch", "vllm"]
 autodoc_typehints_format = "short"
 default_role = "py:obj"

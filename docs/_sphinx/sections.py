@@ -17,7 +17,7 @@ from sphinx.application import Sphinx
 from sphinx.directives.other import TocTree
 from sphinx.util.typing import ExtensionMetadata
 
-SECTIONS = ("tutorial", "how-to", "reference", "explanation", "project")
+SECTIONS = ("tutorial", "how-to", "reference", "modules", "explanation", "project")
 MARK = re.compile(r"<!-- page: ([\w-]+)(?: (\d+))? -->\n")
 UNRANKED = 1000
 UNMARKED = {

@@ -121,3 +121,13 @@ def test_docstrings_are_in_the_site(site: Path) -> None:
     assert {"pushkv.core.ids.AttemptId", "pushkv.core.errors.TransportError"} <= anchors
     text = (site / "docs" / "api" / "core.html").read_text(encoding="utf-8")
     assert "<p>Stands in " in text, "the sentence under NO_BLOCK was taken for a type"
+
+
+def test_what_scrolls_can_be_reached_without_a_mouse(site: Path) -> None:
+    html = (site / "docs" / "machines.html").read_text(encoding="utf-8")
+    assert html.count('<div tabindex="0" class="table-wrapper ') == html.count("<table ") > 0
+    assert '<pre tabindex="0">' in (site / "README.html").read_text(encoding="utf-8")
+    for path in site.rglob("*.html"):
+        page = path.read_text(encoding="utf-8")
+        assert "<pre>" not in page, path
+        assert 'role="heading">' not in page, path
