@@ -111,6 +111,10 @@ class Receiving:
         requests = {(each.transfer, each.attempt) for each in self.quarantined}
         return sum(self._blocks.get(each, 0) for each in requests)
 
+    def is_live(self, transfer: TransferId) -> bool:
+        """Whether the latest attempt of this transfer is not over."""
+        return transfer in self._latest
+
     def quarantined_writers(self) -> frozenset[Worker]:
         """The producers whose certain death would end a quarantine."""
         producers = (self.consumers.states[each].producer for each in self.quarantined)

@@ -103,6 +103,10 @@ class Sending:
         """The transfers whose source blocks are not released yet."""
         return tuple(self._sources)
 
+    def holds(self, transfer: TransferId) -> bool:
+        """Whether the source blocks of this transfer are not released yet."""
+        return transfer in self._sources
+
     def writes_to(self, consumer: Worker) -> bool:
         """Whether a WRITE to this consumer is open, or of unknown outcome."""
         states = (self.producers.states[key] for key in self._served.get(consumer, ()))

@@ -39,14 +39,16 @@ from pushkv.core.events import (
     ArrivalSeen,
     Arrived,
     Cancelled,
+    EngineEvent,
     Event,
+    MessageReceived,
     PrefillAborted,
     PrefillPreempted,
     Tick,
 )
 from pushkv.core.ids import FOREVER, Instant, TransferId
 from pushkv.core.machines import StepRecord
-from pushkv.core.messages import Reason
+from pushkv.core.messages import Reason, Register
 from pushkv.core.policy import Policy
 from pushkv.core.table import Rules
 from pushkv.observe.trace import TraceWriter
@@ -56,6 +58,7 @@ from .bridge import Bridge
 from .channel import Channel
 from .config import RuntimeConfig
 from .deaths import Deaths
+from .drain import Drain
 from .failures import Failures
 from .health import Health
 from .outbound import Outbound
@@ -86,6 +89,7 @@ class Loop:
         deliver: Callable[[Event], None],
         steps: Steps,
     ) -> None:
+        self._engine = config.engine
         self._clock = config.clock
         self._observer = config.observer
         self._transport = transport
@@ -118,6 +122,9 @@ class Loop:
             self._observe,
             None if self._trace is None else self._trace.life,
         )
+        self.drain = Drain(self._endpoint)
+        self._is_drained = False
+        self._is_empty_told = False
         self._deaths: Deaths | None = None
         bound = transport.capabilities.death_bound
         if bound is not None:
@@ -158,7 +165,9 @@ class Loop:
         until: float | None = None
         while True:
             wakeup.clear()
+            self._follow_drain()
             self._turn(inbox)
+            self._say_when_empty()
             self._quarantined_blocks = self._endpoint.receiving.quarantined_blocks()
             if self._trace is not None:
                 self._trace.flush()
@@ -195,11 +204,11 @@ class Loop:
         while busy:
             busy = False
             for event in self._bridge.events():
-                self._happen(event)
+                self._submitted(event)
                 busy = True
             for source in (inbox, self._late):
                 while source:
-                    self._happen(source.popleft())
+                    self._received(source.popleft())
                     busy = True
             for news in self._transport.poll():
                 busy = True
@@ -207,6 +216,23 @@ class Loop:
                     self._completed(news)
                 else:
                     self._happen(ArrivalSeen(news.attempt, news.part, news.token))
+
+    def _submitted(self, event: EngineEvent) -> None:
+        """From the engine; what a drained one no longer takes is answered here."""
+        answers = self.drain.answer(event)
+        if answers is None:
+            self._happen(event)
+            return
+        for report in answers:
+            self._report(report)
+
+    def _received(self, event: Event) -> None:
+        """From elsewhere; a registration that a drained engine does not serve is answered."""
+        self._happen(event)
+        if isinstance(event, MessageReceived) and isinstance(event.message, Register):
+            attempt = event.message.attempt
+            if self.drain.refuses(attempt.transfer):
+                self._refuse_registration((attempt.transfer, attempt.consumer_rank))
 
     def _completed(self, news: Completion) -> None:
         whole = self._outbound.whole(news)
@@ -290,7 +316,27 @@ class Loop:
         if self._trace is not None:
             self._trace.counted(self._clock(), effect.cause, effect.detail)
 
-    # -- the end
+    # -- a drain, and the end
+
+    def _follow_drain(self) -> None:
+        """Registrations of requests that never came wait for nothing any more."""
+        if self.drain.is_on and not self._is_drained:
+            log.info("%s is drained: nothing new is taken", self._engine)
+            self._refuse_registrations()
+        elif self._is_drained and not self.drain.is_on:
+            log.info("%s is no longer drained", self._engine)
+        self._is_drained = self.drain.is_on
+
+    def _say_when_empty(self) -> None:
+        empty = self.drain.is_on and not self.left
+        if empty and not self._is_empty_told:
+            log.info("%s is drained and empty: it may be stopped", self._engine)
+        self._is_empty_told = empty
+
+    @property
+    def left(self) -> int:
+        """How much is under way; see `Drain.left`."""
+        return self.drain.left(self._outbound.open_writes)
 
     def _give_up(self) -> None:
         """Revoke what was offered, fail what was promised; both drain as ever."""
@@ -304,19 +350,23 @@ class Loop:
             self._deaths.joined(effect)
 
     def _refuse_registrations(self) -> None:
-        """Answer those of requests that never came: else their blocks would be quarantined.
+        """Answer those of requests that never came: else their blocks would be quarantined."""
+        for key in list(self._endpoint.sending.producers.states):
+            self._refuse_registration(key)
 
-        To the machine it is a request that arrives and is aborted at once; the engine, which never
-        sent it or has its source back already, does not hear of that (I3).
+    def _refuse_registration(self, key: tuple[TransferId, int]) -> None:
+        """To the machine it is a request that arrives and is aborted at once.
+
+        The engine, which never sent it or has its source back already, does not hear of that (I3).
         """
-        sending = self._endpoint.sending
-        known = set(sending.transfers())
-        for (transfer, _), state in list(sending.producers.states.items()):
-            if state.registration is not None and transfer not in known:
-                digest = state.registration.register.prompt_digest
-                self._unasked.add(transfer)
-                self._happen(Arrived(transfer, digest))
-                self._happen(PrefillAborted(transfer, Reason.CLOSED))
+        sending, transfer = self._endpoint.sending, key[0]
+        state = sending.producers.states.get(key)
+        if state is None or state.registration is None or sending.holds(transfer):
+            return
+        digest = state.registration.register.prompt_digest
+        self._unasked.add(transfer)
+        self._happen(Arrived(transfer, digest))
+        self._happen(PrefillAborted(transfer, Reason.CLOSED))
 
     def _is_empty(self) -> bool:
         return self._outbound.open_writes == 0 and not self._endpoint.receiving.consumers.states

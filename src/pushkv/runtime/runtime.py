@@ -198,6 +198,25 @@ class Runtime:
             self._stop_at = timeout_s
         self._wakeup.set()
 
+    def drain(self, *, on: bool = True) -> None:
+        """Take nothing new from now on, and finish what is under way; or take it again.
+
+        Blocks that are offered come back as not delivered (`Reason.CLOSED`), and so does what a
+        peer registers for a request that had not arrived. `left` says how much is under way. Any
+        thread; never blocks; nothing before the start.
+        """
+        if self._loop is not None:
+            self._loop.drain.is_on = on
+            self._wakeup.set()
+
+    @property
+    def left(self) -> int:
+        """Attempts, prefills and WRITEs under way; 0 in a drained engine: it may be stopped.
+
+        A quarantine counts until it ends. Any thread; never blocks.
+        """
+        return 0 if self._loop is None else self._loop.left
+
     # -- the event loop
 
     def _main(self) -> None:
