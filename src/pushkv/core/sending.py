@@ -50,7 +50,7 @@ from .messages import (
 from .producer import Producer, ProducerStatus
 from .producer_table import PRODUCER
 
-__all__ = ["Sending"]
+__all__ = ["ProducerKey", "Sending"]
 
 ProducerKey = tuple[TransferId, int]
 CLOSING = {
@@ -103,6 +103,11 @@ class Sending:
         """The transfers whose source blocks are not released yet."""
         return tuple(self._sources)
 
+    @property
+    def live(self) -> int:
+        """Transfers that are not over, over all consumer ranks."""
+        return len(self.producers.states) - len(self._over) - len(self._past)
+
     def holds(self, transfer: TransferId) -> bool:
         """Whether the source blocks of this transfer are not released yet."""
         return transfer in self._sources
@@ -112,14 +117,19 @@ class Sending:
         states = (self.producers.states[key] for key in self._served.get(consumer, ()))
         return any(each.open or each.unknown for each in states)
 
+    def doubted(self) -> list[tuple[Worker, ProducerKey]]:
+        """The transfers of whose WRITEs some are of unknown outcome, and whom they are for."""
+        states = self.producers.states
+        return [
+            (worker, key)
+            for worker, served in self._served.items()
+            for key in served
+            if states[key].unknown
+        ]
+
     def doubted_consumers(self) -> frozenset[Worker]:
         """The consumers whose certain death would free a source (R14)."""
-        states = self.producers.states
-        return frozenset(
-            worker
-            for worker, served in self._served.items()
-            if any(states[key].unknown for key in served)
-        )
+        return frozenset(worker for worker, _ in self.doubted())
 
     # -- the engine
 
@@ -214,8 +224,7 @@ class Sending:
     def _register(self, key: ProducerKey, news: RegistrationReceived, now: Instant) -> list[Effect]:
         transfer, rank = key
         out: list[Effect] = []
-        live = len(self.producers.states) - len(self._over) - len(self._past)
-        if key not in self.producers.states and live >= self._machines.rules.policy.transfers:
+        if key not in self.producers.states and self.live >= self._machines.rules.policy.transfers:
             return [Counted("registration_must_wait", "too many transfers")]
         if transfer in self._sources:
             out += self._tell(transfer, [rank])

@@ -58,6 +58,10 @@ class RuntimeConfig:
         cores: CPU cores for the runtime's threads and its transport's, where these must not be
             those of the thread that starts it; empty for those. Linux only.
         is_gone: An orchestrator's word on producers on other hosts; see `AskWhetherGone`.
+        admin_socket: Where operators ask and command this rank: a Unix socket that only this user
+            may open; None for nowhere. Needs the package `h11` (`pip install "pushkv[admin]"`).
+        admin_port: The same over TCP at `listen_host`, for who has the credentials of the control
+            channel; 0 for nowhere.
         trace_path: Where to write a line of JSON per step; None for nowhere.
         clock: Monotonic nanoseconds.
         random_bytes: So many random bytes, for nonces and arrival tokens; peers must not be able
@@ -84,6 +88,8 @@ class RuntimeConfig:
     write_budget_bytes: int = 128 * 1024 * 1024
     cores: frozenset[int] = frozenset()
     is_gone: AskWhetherGone | None = None
+    admin_socket: Path | None = None
+    admin_port: int = 0
     trace_path: Path | None = None
     clock: Callable[[], int] = time.monotonic_ns
     random_bytes: Callable[[int], bytes] = secrets.token_bytes
@@ -95,8 +101,16 @@ class RuntimeConfig:
             raise ConfigurationError("engine", self.engine, "a name")
         if self.layout.ranks.count > 1 and self.rank != self.layout.rank:
             raise ConfigurationError("rank", self.rank, f"{self.layout.rank}, as in the layout")
-        if not 0 <= self.listen_port <= 65535:
-            raise ConfigurationError("listen_port", self.listen_port, "0 to 65535")
+        for name in ("listen_port", "admin_port"):
+            if not 0 <= getattr(self, name) <= 65535:
+                raise ConfigurationError(name, getattr(self, name), "0 to 65535")
+        if self.admin_port and self.credentials is None:
+            raise ConfigurationError(
+                "admin_port",
+                self.admin_port,
+                "0 without credentials: whoever reached it could command the engine. "
+                "`admin_socket` needs none",
+            )
         if type(self.write_budget_bytes) is not int or self.write_budget_bytes < 1:
             raise ConfigurationError(
                 "write_budget_bytes", self.write_budget_bytes, "an integer of at least 1"

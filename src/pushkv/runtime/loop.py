@@ -10,12 +10,14 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio.abc import TaskGroup
 from attrs import evolve
 
 from pushkv.compatibility import compare
+from pushkv.core.capabilities import Capabilities
 from pushkv.core.effects import (
     Counted,
     Dial,
@@ -46,8 +48,8 @@ from pushkv.core.events import (
     PrefillPreempted,
     Tick,
 )
-from pushkv.core.ids import FOREVER, Instant, TransferId
-from pushkv.core.machines import StepRecord
+from pushkv.core.ids import FOREVER, Epoch, Instant, TransferId
+from pushkv.core.machines import LifeObserver, StepRecord
 from pushkv.core.messages import Reason, Register
 from pushkv.core.policy import Policy
 from pushkv.core.table import Rules
@@ -65,6 +67,9 @@ from .outbound import Outbound
 from .steps import Steps
 from .turns import part_tokens
 from .wakeup import Wakeup
+
+if TYPE_CHECKING:
+    from .admin.ages import Ages
 
 __all__ = ["Loop"]
 
@@ -88,6 +93,7 @@ class Loop:
         failures: Failures,
         deliver: Callable[[Event], None],
         steps: Steps,
+        ages: Ages | None = None,
     ) -> None:
         self._engine = config.engine
         self._clock = config.clock
@@ -113,6 +119,7 @@ class Loop:
         if config.trace_path is not None:
             rules = Rules(policy, transport.capabilities)
             self._trace = TraceWriter(config.trace_path, identity.worker, config.layout, rules)
+        self._ages = ages
         self._endpoint = Endpoint(
             identity,
             policy,
@@ -120,7 +127,7 @@ class Loop:
             compare,
             Instant(config.clock()),
             self._observe,
-            None if self._trace is None else self._trace.life,
+            _lives(self._trace, ages),
         )
         self.drain = Drain(self._endpoint)
         self._is_drained = False
@@ -154,6 +161,20 @@ class Loop:
             pinned_blocks=sending.pinned_blocks,
             pinned_blocks_most=self._policy.pinned_blocks,
         )
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The machines, to look at."""
+        return self._endpoint
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the transport declares."""
+        return self._transport.capabilities
+
+    def permit_until(self, epoch: Epoch) -> Instant | None:
+        """When the permit of this link of ours ends; None where it has none."""
+        return self._outbound.permit_until(epoch)
 
     async def run(
         self,
@@ -263,6 +284,8 @@ class Loop:
         self._failures.observe(record)
         if self._trace is not None:
             self._trace.step(record)
+        if self._ages is not None:
+            self._ages.step(record)
         if self._observer is not None:
             self._observer(record)
 
@@ -375,6 +398,19 @@ class Loop:
         """Close the trace."""
         if self._trace is not None:
             self._trace.close()
+
+
+def _lives(trace: TraceWriter | None, ages: Ages | None) -> LifeObserver | None:
+    """Who is told when machines begin and are forgotten; nobody, as a rule."""
+    told = [each.life for each in (trace, ages) if each is not None]
+    if len(told) < 2:
+        return told[0] if told else None
+
+    def both(machine: str, key: object, state: object) -> None:
+        for tell in told:
+            tell(machine, key, state)
+
+    return both
 
 
 def _with_parts(config: RuntimeConfig, transport: Transport) -> Policy:

@@ -181,6 +181,11 @@ class Outbound:
         """R4: the permit of this link runs until then."""
         self._permits.setdefault(effect.epoch, Permit()).until_ns = effect.until
 
+    def permit_until(self, epoch: Epoch) -> Instant | None:
+        """When the permit of this link ends; None where it was never granted one."""
+        permit = self._permits.get(epoch)
+        return None if permit is None else Instant(permit.until_ns)
+
     def ended(self, effect: PermitEnded) -> None:
         """R11: whatever is still on its way to the transport is refused there."""
         permit = self._permits.pop(effect.epoch, None)

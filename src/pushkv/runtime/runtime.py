@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 from collections import Counter, deque
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.abc
@@ -19,6 +20,7 @@ from pushkv.core.endpoint import Identity
 from pushkv.core.errors import (
     ConfigurationError,
     LocalProtocolError,
+    MissingDependencyError,
     PushKVError,
     TransportError,
 )
@@ -38,6 +40,10 @@ from .loop import Loop
 from .processes import this_process
 from .steps import Steps
 from .wakeup import Wakeup
+
+if TYPE_CHECKING:
+    from .admin.ages import Ages
+    from .admin.server import AdminServer
 
 __all__ = ["Runtime"]
 
@@ -286,6 +292,8 @@ class Runtime:
             random_bytes=config.random_bytes,
         )
         loop: Loop | None = None
+        admin: AdminServer | None = None
+        ages = self._ages()
         try:
             self._port = await channel.listen(config.listen_host, config.listen_port)
             identity = self._start_transport()
@@ -301,21 +309,32 @@ class Runtime:
                 self._failures,
                 self._deliver,
                 self.steps,
+                ages,
             )
             self._loop = loop
-            return await self._serve(channel, loop, task_status)
+            if ages is not None:
+                admin = await self._admin(loop, identity.hello, ages, tls)
+            return await self._serve(channel, loop, admin, task_status)
         finally:
             with anyio.CancelScope(shield=True):
                 await channel.close(0)
+                if admin is not None:
+                    await admin.close()
             if loop is not None:
                 loop.close()
 
     async def _serve(
-        self, channel: Channel, loop: Loop, task_status: anyio.abc.TaskStatus[None]
+        self,
+        channel: Channel,
+        loop: Loop,
+        admin: AdminServer | None,
+        task_status: anyio.abc.TaskStatus[None],
     ) -> bool:
         async with anyio.create_task_group() as tasks:
             channel.serve(tasks)
             loop.serve(tasks)
+            if admin is not None:
+                admin.serve(tasks)
             log.info(
                 "pushkv engine %s incarnation %016x rank %d listens on %s:%d over %s",
                 self.config.engine,
@@ -345,6 +364,37 @@ class Runtime:
         until = self.config.clock() + grace
         while (left := until - self.config.clock()) > 0:  # noqa: ASYNC110 - the clocks may differ
             await anyio.sleep(left / 1e9)
+
+    def _ages(self) -> Ages | None:
+        """What only an operator asks for is kept for an operator only."""
+        if self.config.admin_socket is None and not self.config.admin_port:
+            return None
+        from .admin.ages import Ages
+
+        return Ages(self.config.clock)
+
+    async def _admin(self, loop: Loop, hello: Hello, ages: Ages, tls: Tls | None) -> AdminServer:
+        """The admin endpoint, listening."""
+        from .admin.operator import Operator
+
+        try:
+            from .admin.server import AdminServer
+        except ImportError as error:
+            raise MissingDependencyError(
+                f'the admin endpoint needs {error.name}: pip install "pushkv[admin]"'
+            ) from error
+
+        config = self.config
+        operator = Operator(config, hello, loop, ages, self._deliver, self._set_drain)
+        server = AdminServer(operator, self._count, tls)
+        if config.admin_socket is not None:
+            await server.listen_at(config.admin_socket)
+        if config.admin_port:
+            await server.listen_on(config.listen_host, config.admin_port)
+        return server
+
+    def _set_drain(self, on: bool) -> None:
+        self.drain(on=on)
 
     def _start_transport(self) -> Identity:
         """Register the memory; returns what HELLO will say of it."""
