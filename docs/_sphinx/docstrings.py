@@ -13,9 +13,9 @@ BEFORE_NAPOLEON = 400
 def as_prose(
     _app: Sphinx, what: str, _name: str, _object: Any, _options: Any, lines: list[str]
 ) -> None:
-    """Begin it with an empty line: only what is on the first one is taken for a type."""
+    """Begin it with an empty comment: only what is on the first line is taken for a type."""
     if what in {"attribute", "data"}:
-        lines.insert(0, "")
+        lines[:0] = ["..", ""]
 
 
 def setup(app: Sphinx) -> ExtensionMetadata:
