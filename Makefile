@@ -75,6 +75,12 @@ check: $(PROJECT) ## Lint, types and import contracts
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports --no-logo --no-cache
 
+.PHONY: types
+types: $(PROJECT) ## That every public name has a type which others can see
+	@for package in pushkv pushkv_memory pushkv_nixl pushkv_vllm; do \
+	  $(VENV)/bin/pyright --verifytypes $$package --ignoreexternal; \
+	done
+
 .PHONY: test
 test: check ## All checks and tests but those of the router; arguments of pytest in ARGS
 	@$(HAS_VLLM) || echo "vLLM is not installed in $(VENV): its tests are skipped"

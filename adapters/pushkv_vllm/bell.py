@@ -28,7 +28,7 @@ class Bell:
     """
 
     def __init__(self) -> None:
-        self.address = f"\0pushkv-bell-{secrets.token_hex(16)}"
+        self.address: str = f"\0pushkv-bell-{secrets.token_hex(16)}"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
         self._listener.bind(self.address)
@@ -66,7 +66,7 @@ class Bells:
     """
 
     def __init__(self, workers: Sequence[socket.socket]) -> None:
-        self.rung = False
+        self.rung: bool = False
         self._workers = workers
 
     @classmethod

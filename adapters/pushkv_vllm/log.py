@@ -8,7 +8,7 @@ from vllm.logger import init_logger
 
 __all__ = ["join", "logger"]
 
-logger = init_logger("vllm.pushkv")
+logger: logging.Logger = init_logger("vllm.pushkv")
 
 
 def join() -> None:

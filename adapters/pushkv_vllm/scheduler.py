@@ -104,15 +104,15 @@ class SchedulerHalf:
     def __init__(self, options: Options, shape: Shape) -> None:
         self.options = options
         self.shape = shape
-        self.budget = options.exposed_blocks(shape.block_count)
-        self.ledger = Ledger()
+        self.budget: int = options.exposed_blocks(shape.block_count)
+        self.ledger: Ledger = Ledger()
         self.counts: Counter[str] = Counter()
         self.channel: Channel = Relay()
         self.alarm: Alarm | None = None
         self._bells: Bells | None = None
         self._endpoint: Endpoint | None = None
         self._destinations: Pins[int] | None = None
-        self.prefills = Prefills(
+        self.prefills: Prefills = Prefills(
             shape.groups,
             shape.block_tokens,
             options.streaming,

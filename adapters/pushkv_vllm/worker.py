@@ -43,7 +43,7 @@ class WorkerHalf:
     def __init__(self, options: Options, vllm_config: Any, kv_cache_config: Any) -> None:
         self.options = options
         self.endpoint: Endpoint | None = None
-        self.rank = 0
+        self.rank: int = 0
         self._vllm_config = vllm_config
         self._kv_cache_config = kv_cache_config
         self._runtime: Runtime | None = None

@@ -36,7 +36,7 @@ An arrow says that a row may end there, not that it must: what decides is the ac
 tests and the model checker run. Arrows from a status to itself are in the tables alone.
 """
 
-PRODUCER_FAMILIES = {
+PRODUCER_FAMILIES: dict[str, tuple[str, ...]] = {
     "What its engine does": (
         "Arrived",
         "Computed",

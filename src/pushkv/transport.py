@@ -64,7 +64,7 @@ class Permit:
     __slots__ = ("until_ns",)
 
     def __init__(self) -> None:
-        self.until_ns = 0
+        self.until_ns: int = 0
 
     def allows(self, now: Instant, capabilities: Capabilities) -> bool:
         """Whether a WRITE may be posted at `now` (R3, R5). Thread-safe; never blocks."""

@@ -84,7 +84,7 @@ class MemoryFabric:
             if self._plan.rule(fault) is not None:
                 raise ConfigurationError("faults", fault.value, "no fault of messages")
         self.capabilities = capabilities
-        self.name = f"pushkv-memory:{os.getpid()}:{id(self):x}".encode()
+        self.name: bytes = f"pushkv-memory:{os.getpid()}:{id(self):x}".encode()
         self._chance = Chance()
         self._clock = clock
         self._pieces = pieces
@@ -96,7 +96,7 @@ class MemoryFabric:
         self._history = History(history_most, observer)
         self._rung: list[Port] = []
         self._schedule = Schedule()
-        self.lock = threading.RLock()
+        self.lock: threading.RLock = threading.RLock()
         self._changed = threading.Condition(self.lock)
         self._timer: Timer | None = None
         if clock is time.monotonic_ns:

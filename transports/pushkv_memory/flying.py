@@ -33,7 +33,7 @@ class Flying:
     ) -> None:
         self.port = port
         self.write = write
-        self.flight = flight
+        self.flight: Flight = flight
         self.pieces = pieces
         self.fate = fate
         self.held = 0

@@ -32,11 +32,11 @@ class Port:
         self.worker = worker
         self.clock = clock
         self.wake = wake
-        self.regions = sorted(regions, key=lambda region: region.address)
+        self.regions: list[Region] = sorted(regions, key=lambda region: region.address)
         self.peers: dict[Worker, bytes] = {}
-        self.open_writes = 0
-        self.is_open = True
-        self.crashed = False
+        self.open_writes: int = 0
+        self.is_open: bool = True
+        self.crashed: bool = False
         self._looking = False
         self._news: deque[Completion | Arrival] = deque()
         self._unseen: deque[Arrival] = deque(maxlen=ARRIVALS_MOST)

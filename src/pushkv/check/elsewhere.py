@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from attrs import evolve
 
@@ -53,7 +53,7 @@ __all__ = ["ELSEWHERE"]
 ELSEWHERE: dict[str, Apply] = {}
 """By name."""
 
-mistake = named_in(ELSEWHERE)
+mistake: Callable[[Apply], Apply] = named_in(ELSEWHERE)
 
 
 # -- blocks are given back too early

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from attrs import evolve
 
 from pushkv.core import (
@@ -70,7 +72,7 @@ __all__ = ["MISTAKES"]
 MISTAKES: dict[str, Apply] = {}
 """By name."""
 
-mistake = named_in(MISTAKES)
+mistake: Callable[[Apply], Apply] = named_in(MISTAKES)
 
 
 @mistake

@@ -6,6 +6,8 @@ stands for all three, and so it is the checker that gets them wrong here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from attrs import evolve, frozen
 
 from pushkv.core import producer_actions, producer_pieces, rules
@@ -28,7 +30,7 @@ __all__ = ["OUTSIDE"]
 OUTSIDE: dict[str, Apply] = {}
 """By name."""
 
-mistake = named_in(OUTSIDE)
+mistake: Callable[[Apply], Apply] = named_in(OUTSIDE)
 
 CHECKED = -1
 """Instead of its arrival token, a WRITE whose permit was good when it was ordered has this."""

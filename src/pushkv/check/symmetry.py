@@ -104,9 +104,13 @@ class Renamer:
         token: Callable[[AttemptId], int],
     ) -> None:
         place = {(slot.engine, slot.rank): at for at, slot in enumerate(slots)}
-        self.slots = tuple(place[new.engines[slot.engine], slot.rank] for slot in slots)
+        self.slots: tuple[int, ...] = tuple(
+            place[new.engines[slot.engine], slot.rank] for slot in slots
+        )
         at_pair = {pair: at for at, pair in enumerate(pairs)}
-        self.pairs = tuple(at_pair[self.slots[one], self.slots[two]] for one, two in pairs)
+        self.pairs: tuple[int, ...] = tuple(
+            at_pair[self.slots[one], self.slots[two]] for one, two in pairs
+        )
         self._words = {**new.transfers, **new.engines}
         self._digests = {old.encode(): name.encode() for old, name in new.transfers.items()}
         self._rank = {each.name: at for at, each in enumerate(configuration.transfers)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from attrs import evolve
@@ -48,7 +49,7 @@ __all__ = ["TAKEN_OUT", "free_now"]
 TAKEN_OUT: dict[str, Apply] = {}
 """The rules, by what it is like without them."""
 
-taken_out = named_in(TAKEN_OUT)
+taken_out: Callable[[Apply], Apply] = named_in(TAKEN_OUT)
 
 
 def free_now(state: Consumer, event: object, now: Instant, rules: Rules) -> Result[Consumer]:

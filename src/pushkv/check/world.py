@@ -32,7 +32,7 @@ from pushkv.model.blocks import BlockMemory
 from . import hands as in_hand
 from . import memory as blocks
 from . import moves, wires
-from .configurations import FAULTS, Configuration
+from .configurations import FAULTS, Configuration, Transfer
 from .hands import Hands, Ordered
 from .moves import TIME, Move
 from .nodes import Node, Nodes, Slot, Step
@@ -102,24 +102,24 @@ class World:
 
     def __init__(self, configuration: Configuration) -> None:
         self.configuration = configuration
-        self.nodes = Nodes(configuration)
+        self.nodes: Nodes = Nodes(configuration)
         self.slots: tuple[Slot, ...] = (
             *(Slot(engine, rank, consumer=True) for engine, rank in configuration.consumers),
             *(Slot(engine, rank, consumer=False) for engine, rank in configuration.producers),
         )
         many = len(configuration.consumers)
-        self.pairs = tuple(
+        self.pairs: tuple[tuple[int, int], ...] = tuple(
             (consumer, producer)
             for consumer in range(many)
             for producer in range(many, len(self.slots))
         )
-        self.transfers = {each.name: each for each in configuration.transfers}
-        self.faults = tuple(name for name in FAULTS if configuration.budget(name))
+        self.transfers: dict[str, Transfer] = {each.name: each for each in configuration.transfers}
+        self.faults: tuple[str, ...] = tuple(name for name in FAULTS if configuration.budget(name))
         self._fault = {name: index for index, name in enumerate(self.faults)}
-        self.pair_at = len(self.slots)
-        self.hands_at = self.pair_at + len(self.pairs)
-        self.memory_at = self.hands_at + 1
-        self.budget_at = self.memory_at + many
+        self.pair_at: int = len(self.slots)
+        self.hands_at: int = self.pair_at + len(self.pairs)
+        self.memory_at: int = self.hands_at + 1
+        self.budget_at: int = self.memory_at + many
         self.node_parts: Parts[Node] = Parts()
         self.pair_parts: Parts[Pair] = Parts()
         self.hands_parts: Parts[Hands] = Parts()
@@ -133,7 +133,7 @@ class World:
         self.landings: dict[tuple[int, int], tuple[int, tuple[model.Event, ...]]] = {}
         self._moves: dict[tuple[str, int, int], tuple[Move, ...]] = {}
         self._older: dict[tuple[str, int], int] = {}
-        self.renamings = tuple(
+        self.renamings: tuple[Renaming, ...] = tuple(
             Renaming(self, Renamer(new, configuration, self.slots, self.pairs, self.nodes.token))
             for new in names(configuration)
         )

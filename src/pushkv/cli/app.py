@@ -22,7 +22,7 @@ from .trace import trace_app
 
 __all__ = ["app"]
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     help="Push-based KV cache transfer between prefill and decode engines.",
     no_args_is_help=True,
     add_completion=True,

@@ -28,7 +28,7 @@ from pushkv.simulate.settings import Deployment, Design, Settings, Traffic
 
 __all__ = ["simulate_app"]
 
-simulate_app = typer.Typer(
+simulate_app: typer.Typer = typer.Typer(
     help="Simulate engines that hand KV over: pull, push early, push late, monolithic.\n\n"
     "Engines, links and routers are models, calibrated to published measurements; hand-overs are "
     "done by the machines that run in production, in virtual time. Begin with `pushkv simulate "

@@ -16,7 +16,7 @@ from pushkv.observe.replay import TraceReport, check_trace
 
 __all__ = ["trace_app"]
 
-trace_app = typer.Typer(
+trace_app: typer.Typer = typer.Typer(
     help="What an engine wrote about its steps (`trace_path`).", no_args_is_help=True
 )
 

@@ -93,8 +93,8 @@ class Endpoint:
     ) -> None:
         me = identity.worker
         self._machines = Machines(Rules(policy, capabilities), observer, lives)
-        self.links = Links(self._machines, identity.hello, fits)
-        self.receiving = Receiving(
+        self.links: Links = Links(self._machines, identity.hello, fits)
+        self.receiving: Receiving = Receiving(
             me,
             self._machines,
             self.links,
@@ -102,7 +102,7 @@ class Endpoint:
             identity.secret,
             started_at,
         )
-        self.sending = Sending(me, self._machines, self.links, identity.layout_digest)
+        self.sending: Sending = Sending(me, self._machines, self.links, identity.layout_digest)
         self._looking = False
 
     def next_deadline(self) -> Instant:

@@ -80,9 +80,9 @@ class Receiving:
     ) -> None:
         self.consumers: Store[AttemptId, Consumer] = Store(CONSUMER, {})
         self.requests: Store[RequestKey, Request] = Store(REQUEST, {})
-        self.exposed_blocks = 0
+        self.exposed_blocks: int = 0
         """Blocks of attempts that are not released; within the budget."""
-        self.budget_spent = False
+        self.budget_spent: bool = False
         """An offer was refused for the budget, and no blocks have come back since."""
         self._me = me
         self._machines = machines

@@ -53,7 +53,7 @@ from .producer_table import PRODUCER
 __all__ = ["ProducerKey", "Sending"]
 
 ProducerKey = tuple[TransferId, int]
-CLOSING = {
+CLOSING: dict[str, type[WriteDone | WriteFailed | WriteRefused | WriteUnknown]] = {
     "done": WriteDone,
     "failed": WriteFailed,
     "refused": WriteRefused,
@@ -91,7 +91,7 @@ class Sending:
         self._machines = machines
         self._links = links
         self._layout_digest = layout_digest
-        self.pinned_blocks = 0
+        self.pinned_blocks: int = 0
         self._sources: dict[TransferId, _Source] = {}
         self._ranks: dict[TransferId, tuple[int, ...]] = {}
         self._served: dict[Worker, dict[ProducerKey, None]] = {}

@@ -87,7 +87,7 @@ class Table(Generic[S]):
     def __init__(self, name: str, statuses: type[StrEnum], events: Iterable[type]) -> None:
         self.name = name
         self.statuses = statuses
-        self.events = tuple(events)
+        self.events: tuple[type, ...] = tuple(events)
         self._rows: dict[tuple[StrEnum, type], Row] = {}
         self.rows: Mapping[tuple[StrEnum, type], Row] = MappingProxyType(self._rows)
         self._frozen = False

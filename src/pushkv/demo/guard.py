@@ -48,6 +48,6 @@ def _kill_group(group: int) -> None:
 
 
 if __name__ == "__main__":
-    status = main(sys.argv[1:])
+    status: int = main(sys.argv[1:])
     # Not sys.exit: the thread may still sit in read(), and there is nothing left to flush.
     os._exit(status)

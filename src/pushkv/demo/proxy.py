@@ -47,7 +47,7 @@ MAX_BODY_BYTES = 32 << 20
 MAX_EVENT_BYTES = 1 << 20
 HEALTH_TIMEOUT_S = 2.0
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 def _without_slash(url: str) -> str:

@@ -17,10 +17,10 @@ try:
     from prometheus_client import CollectorRegistry, start_http_server
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
-except ImportError as error:
+except ImportError as _error:
     raise MissingDependencyError(
         "metrics need prometheus_client: install pushkv[metrics]"
-    ) from error
+    ) from _error
 
 if TYPE_CHECKING:
     from pushkv.runtime.health import Health

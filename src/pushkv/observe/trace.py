@@ -28,7 +28,7 @@ from pushkv.transport import Completion
 
 __all__ = ["TraceWriter", "tagged", "trace_lines"]
 
-log = logging.getLogger("pushkv.trace")
+log: logging.Logger = logging.getLogger("pushkv.trace")
 
 
 class TraceWriter:

@@ -42,7 +42,7 @@ from .network import Network, TcpNetwork
 
 __all__ = ["Channel"]
 
-log = logging.getLogger("pushkv.channel")
+log: logging.Logger = logging.getLogger("pushkv.channel")
 
 READ_BYTES = 65_536
 FLUSH_S = 1.0
@@ -113,7 +113,7 @@ class Channel:
         self._plaintext = plaintext
         self._network = network or TcpNetwork()
         self._random_bytes = random_bytes
-        self.hello_bytes_most = self._limits.hello_bytes_most or FRAME_BYTES_MOST
+        self.hello_bytes_most: int = self._limits.hello_bytes_most or FRAME_BYTES_MOST
         """The longest frame before a HELLO."""
         self._admission = Admission(self._limits)
         self._connections: dict[int, _Connection] = {}

@@ -29,7 +29,7 @@ from .secret import issue, read_secrets
 
 __all__ = ["Certificates", "Credentials", "SharedSecret", "Tls", "engines_named"]
 
-log = logging.getLogger("pushkv.channel")
+log: logging.Logger = logging.getLogger("pushkv.channel")
 
 ENGINE = "urn:pushkv:engine:"
 

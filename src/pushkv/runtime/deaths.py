@@ -25,7 +25,7 @@ from .processes import ProcessEndedError, open_process
 
 __all__ = ["AskWhetherGone", "Deaths"]
 
-log = logging.getLogger("pushkv.runtime")
+log: logging.Logger = logging.getLogger("pushkv.runtime")
 
 ASK_EVERY_S = 1.0
 

@@ -24,7 +24,7 @@ from pushkv.core.producer import Producer
 
 __all__ = ["Failures"]
 
-log = logging.getLogger("pushkv.transfers")
+log: logging.Logger = logging.getLogger("pushkv.transfers")
 
 WISHED = frozenset({Reason.CANCELLED, Reason.CLOSED, Reason.PREEMPTED})
 """Ends that an engine of ours asked for: nothing is wrong, so they are no warnings."""

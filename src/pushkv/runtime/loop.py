@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Loop"]
 
-log = logging.getLogger("pushkv.runtime")
+log: logging.Logger = logging.getLogger("pushkv.runtime")
 
 LOUD = frozenset({"hello_refused", "refused_by_peer", "write_failed", "write_unknown", "fenced"})
 """Causes that an operator should see; the rest is for counters."""

@@ -34,7 +34,7 @@ from .turns import Turns
 
 __all__ = ["Outbound"]
 
-log = logging.getLogger("pushkv.runtime")
+log: logging.Logger = logging.getLogger("pushkv.runtime")
 
 OTHER_LAYOUT = b""
 """The digest of no layout."""

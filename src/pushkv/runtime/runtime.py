@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Runtime"]
 
-log = logging.getLogger("pushkv.runtime")
+log: logging.Logger = logging.getLogger("pushkv.runtime")
 
 START_S = 60.0
 STOP_MARGIN_S = 5.0
@@ -96,9 +96,9 @@ class Runtime:
         self._transport = transport
         self._wakeup = Wakeup()
         self._failures = Failures(config.rank, self.counters)
-        self.bridge = Bridge(self._wakeup.set, self._failures.cut_off)
+        self.bridge: Bridge = Bridge(self._wakeup.set, self._failures.cut_off)
         """The engine's side: `submit`, `take`, `wait`."""
-        self.steps = Steps(self._wakeup.set)
+        self.steps: Steps = Steps(self._wakeup.set)
         """What the engine says of steps that compute what it has announced (`Computed.step`)."""
         self._loop: Loop | None = None
         self._inbox: deque[Event] = deque()

@@ -63,7 +63,7 @@ class Cells:
 
     def __init__(self, progress: Progress | None) -> None:
         self._progress = progress
-        self.partial = False
+        self.partial: bool = False
 
     def run(self, cells: Iterable[tuple[str, Settings]]) -> list[tuple[Settings, Result]]:
         """The results of those that were run to their end."""

@@ -33,7 +33,7 @@ class Fabric:
         self._latency = nanoseconds(link.latency_s)
         self._out: dict[str, dict[_Flow, None]] = {}
         self._in: dict[str, dict[_Flow, None]] = {}
-        self.moved_bytes = 0
+        self.moved_bytes: int = 0
 
     def start(self, source: str, target: str, size_bytes: int, ended: Callable[[], None]) -> None:
         """Move so many bytes; `ended` is called when the last has landed."""

@@ -15,8 +15,8 @@ class Pool:
         self._given_back: list[int] = []
         self._fresh = 0
         self._held: dict[str, tuple[int, ...]] = {}
-        self.held_blocks = 0
-        self.held_most = 0
+        self.held_blocks: int = 0
+        self.held_most: int = 0
 
     def take(self, holder: str, number: int) -> tuple[int, ...] | None:
         """Blocks for `holder`, who has none; None if there are not enough."""

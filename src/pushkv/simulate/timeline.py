@@ -22,8 +22,8 @@ class Timeline:
 
     def __init__(self) -> None:
         self.start = 1_000_000_000_000
-        self.now = self.start
-        self.happened = 0
+        self.now: int = self.start
+        self.happened: int = 0
         self._heap: list[Entry] = []
         self._serial = count()
 

@@ -46,22 +46,28 @@ class World:
             raise ConfigurationError(
                 "deaths_hz", settings.faults.deaths_hz, "0 unless real machines push"
             )
-        self.timeline = Timeline()
-        self.requests = arrivals(settings, self.timeline.start)
+        self.timeline: Timeline = Timeline()
+        self.requests: list[Request] = arrivals(settings, self.timeline.start)
         self.tries: dict[str, Try] = {}
-        self.ended = 0
+        self.ended: int = 0
         self.lost_sources: set[str] = set()
         self.load: dict[str, int] = {}
         self._holding: dict[str, Engine] = {}
         self._random = Random(f"router {settings.seed}")  # noqa: S311
         monolithic = settings.design is Design.MONOLITHIC
         kinds = settings.deployment
-        self.prefills = self._engines("p", kinds.prefill + (kinds.decode if monolithic else 0))
-        self.decodes = self.prefills if monolithic else self._engines("d", kinds.decode)
-        self.fabric = Fabric(self.timeline, settings.link)
-        self.engines = {each.name: each for each in (*self.prefills, *self.decodes)}
+        self.prefills: list[Engine] = self._engines(
+            "p", kinds.prefill + (kinds.decode if monolithic else 0)
+        )
+        self.decodes: list[Engine] = (
+            self.prefills if monolithic else self._engines("d", kinds.decode)
+        )
+        self.fabric: Fabric = Fabric(self.timeline, settings.link)
+        self.engines: dict[str, Engine] = {
+            each.name: each for each in (*self.prefills, *self.decodes)
+        }
         self._posters = {name: Poster(self.timeline) for name in self.engines}
-        self.handover = self._handover()
+        self.handover: Handover = self._handover()
 
     def _engines(self, letter: str, number: int) -> list[Engine]:
         made = [Engine(f"{letter}{n}", self.settings.engine, self.timeline) for n in range(number)]

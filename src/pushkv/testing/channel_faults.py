@@ -157,7 +157,7 @@ class ChannelFaults:
         self.relays: list[Relay] = []
         self.frames: list[Seen] = []
         self.deaf = self.refuses = self.mute = False
-        self.bytes_per_s = dict.fromkeys(Toward, math.inf)
+        self.bytes_per_s: dict[Toward, float] = dict.fromkeys(Toward, math.inf)
         self._rules: list[Rule] = []
         self._stopped: dict[Toward, anyio.Event] = {}
         self._port = 0

@@ -42,7 +42,7 @@ class ReferenceCache:
         self.kv_bytes = kv_bytes
         self.block_tokens = block_tokens
         self.block_count = block_count
-        self.free = list(range(block_count))
+        self.free: list[int] = list(range(block_count))
 
     @property
     def layout(self) -> CacheLayout:

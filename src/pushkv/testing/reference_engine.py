@@ -122,7 +122,7 @@ class ReferenceEngine:
         self.cache = cache
         self._bridge = bridge
         self._chunk_tokens = chunk_tokens
-        self.preemptions = 0
+        self.preemptions: int = 0
         self._inbox: deque[_Request | _Preemption | TransferId] = deque()
         self._waiting: deque[_Request] = deque()
         self._prefilling: deque[_Request] = deque()

@@ -25,7 +25,7 @@ class ToldWorld(World):
     def __init__(self, capabilities: Capabilities, policy: Policy) -> None:
         super().__init__(capabilities, policy)
         self._story: dict[tuple[str, int], list[int]] = {}
-        self.begin = self.now
+        self.begin: int = self.now
         self.flows = True
 
     def tell(self, text: str) -> None:

@@ -63,7 +63,7 @@ class Network(ABC):
         self.policy = policy
         self.auto = auto
         self.auto_retry = False
-        self.now = 1_000 * seconds(1)
+        self.now: int = 1_000 * seconds(1)
         self.nodes: dict[str, Node] = {}
         self.wires: dict[int, Wire] = {}
         self.writes: list[Write] = []

@@ -71,7 +71,7 @@ class Bench:
         self.ends = ends
         self.limits = limits
         self.check = ""
-        self.large_bytes = ends.large_bytes
+        self.large_bytes: int = ends.large_bytes
         self.image: Bytes = np.full(memory_bytes(self.large_bytes), self.wiped, np.uint8)
         self._pair: tuple[EndHandle, EndHandle] | None = None
         self._dead: EndHandle | None = None

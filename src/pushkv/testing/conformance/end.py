@@ -138,14 +138,14 @@ class End:
         self.worker = worker
         self.memory = memory
         self.address = address
-        self.news = threading.Event()
+        self.news: threading.Event = threading.Event()
         self.completions: list[Completion] = []
         self.arrivals: list[Arrival] = []
-        self.slowest = ("", 0.0)
+        self.slowest: tuple[str, float] = ("", 0.0)
         self.kept: End | None = None
         self._gates: dict[int, threading.Event] = {}
         self._siblings = 0
-        self.transport = factory()
+        self.transport: Transport = factory()
         regions = [
             Region(address + SMALL_AT, SMALL_BYTES),
             Region(address + LARGE_AT, large_bytes),

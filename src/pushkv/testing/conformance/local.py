@@ -11,7 +11,7 @@ import numpy as np
 from pushkv.core.ids import Worker
 from pushkv.transport import Transport
 
-from .end import LARGE_BYTES, End, memory_bytes
+from .end import LARGE_BYTES, Bytes, End, memory_bytes
 from .ends import EndHandle
 from .report import NotApplicable
 
@@ -27,10 +27,10 @@ class LocalHandle:
     def __init__(self, ends: LocalEnds, worker: Worker, predecessor: EndHandle | None) -> None:
         self.worker = worker
         if predecessor is None:
-            self.memory = np.zeros(memory_bytes(ends.large_bytes), np.uint8)
+            self.memory: Bytes = np.zeros(memory_bytes(ends.large_bytes), np.uint8)
         else:
             self.memory = predecessor.memory
-        self.address = int(self.memory.ctypes.data)
+        self.address: int = int(self.memory.ctypes.data)
         self._ends = ends
         self._thread = ThreadPoolExecutor(1, f"end-{worker.engine}")
         self._crashed = False
@@ -104,8 +104,8 @@ class LocalEnds:
         self.crash = crash
         self.pause = pause
         self.resume = resume
-        self.can_crash = crash is not None
-        self.can_pause = pause is not None and resume is not None
+        self.can_crash: bool = crash is not None
+        self.can_pause: bool = pause is not None and resume is not None
         self._handles: list[LocalHandle] = []
 
     def open(self, worker: Worker, predecessor: EndHandle | None = None) -> EndHandle:

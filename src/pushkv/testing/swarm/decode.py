@@ -69,7 +69,7 @@ class Decode(Engine):
         super().__init__(around, name, ranks, seed)
         self.seats: dict[str, _Seat] = {}
         self.books: dict[tuple[str, int], Book] = {}
-        self.live = 0
+        self.live: int = 0
         """Attempts that wait for an outcome at some rank."""
         self._queue: deque[_Seat] = deque()
         self._attempt = 0

@@ -97,11 +97,11 @@ class Rank:
         weather = engine.around.weather
         self.engine = engine
         self.number = number
-        self.host = f"{engine.name}-{number}"
-        self.pool = Pool(self.host, random.randint(*weather.blocks), random.getrandbits(32))
+        self.host: str = f"{engine.name}-{number}"
+        self.pool: Pool = Pool(self.host, random.randint(*weather.blocks), random.getrandbits(32))
         self.runtime: Runtime | None = None
         self.worker: Worker | None = None
-        self.is_rung = False
+        self.is_rung: bool = False
         self._ppm = random.choice((-1, 0, 1)) * weather.drift_ppm
         self._offset = random.randrange(10**15)
         self._entropy = random.getrandbits(62)
@@ -189,12 +189,14 @@ class Engine:
     def __init__(self, around: Surroundings, name: str, ranks: int, seed: str) -> None:
         self.around = around
         self.name = name
-        self.random = Random(seed)  # noqa: S311
-        self.ranks = tuple(Rank(self, number, self.random) for number in range(ranks))
-        self.is_ready = False
-        self.is_up = False
-        self.is_stopping = False
-        self.lives = 0
+        self.random: Random = Random(seed)  # noqa: S311
+        self.ranks: tuple[Rank, ...] = tuple(
+            Rank(self, number, self.random) for number in range(ranks)
+        )
+        self.is_ready: bool = False
+        self.is_up: bool = False
+        self.is_stopping: bool = False
+        self.lives: int = 0
         self._scope = anyio.CancelScope()
         self._pending: deque[Request] = deque()
 

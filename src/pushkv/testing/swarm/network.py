@@ -34,8 +34,8 @@ class _Stream(anyio.abc.ByteStream):
         self.wire = wire
         self.name = name
         self.peer = peer
-        self.closed = False
-        self.broken = False
+        self.closed: bool = False
+        self.broken: bool = False
         self._buffer: deque[bytes] = deque()
         self._ended = False
         self._news = anyio.Event()
@@ -117,13 +117,13 @@ class Wire:
         self._agenda = network.agenda
         self.number = number
         self.ends = ends
-        self.latency_ns = network.latency_ns(number)
+        self.latency_ns: int = network.latency_ns(number)
         self._plan = FaultPlan(mix(network.seed, number), network.rules)
         self._chance = Chance()
         self._due_at = FOREVER
         self._sent = 0
         near, far = f"{number}<", f"{number}>"
-        self.streams = (_Stream(self, near, far), _Stream(self, far, near))
+        self.streams: tuple[_Stream, _Stream] = (_Stream(self, near, far), _Stream(self, far, near))
         flights = model.connect(model.Network(), near, far, path=ends)
         self._flights = model.connect(flights, far, near, path=(ends[1], ends[0]))
         for cut in sorted(network.cuts & {ends, (ends[1], ends[0])}):
