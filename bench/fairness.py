@@ -31,7 +31,7 @@ from pushkv.transport import load_transport
 
 BLOCK_BYTES = 64 << 10
 LONG_BLOCKS = 8192
-BUDGETS_MIB = {"none": 1 << 20, "128 MiB": 128, "32 MiB": 32, "8 MiB": 8}
+BUDGETS_MIB = {"none": 1 << 20, "256 MiB": 256, "128 MiB": 128, "32 MiB": 32, "8 MiB": 8}
 WAIT_S = 60.0
 REGISTER_S = 0.1
 """REGISTER crosses the control channel in less."""

@@ -86,7 +86,7 @@ class Options:
     is_gone: AskWhetherGone | None = None
     metrics_port: int = 0
     trace_path: Path | None = None
-    write_budget_bytes: int = 128 * 1024 * 1024
+    write_budget_bytes: int = 256 * 1024 * 1024
     streaming: Streaming = Streaming.CHUNKS
     while_waiting: WhileWaiting = WhileWaiting.SLEEP
     stop_timeout_s: float = 5.0

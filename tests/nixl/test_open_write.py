@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from tests.nixl.test_peers import D, FakeAgent, memory
 
 from pushkv.core.capabilities import Capabilities
 from pushkv.core.ids import AttemptId, EngineId, Incarnation, TransferId
-from pushkv.transport import Permit, Write
+from pushkv.transport import Permit, Write, WriteOutcome
 from pushkv_nixl._library import NixlError
 from pushkv_nixl._open_write import OpenWrite, Step
 from pushkv_nixl._peers import Peer, Peers
@@ -60,9 +61,9 @@ class Rig:
         write = Write(D, attempt, 0, 7, ROW[:, :2], ROW[:, :2], permit)
         return OpenWrite(number, write, peer, [Piece(ROW, ROW, False, False)] * pieces)
 
-    def post(self, write: OpenWrite) -> Step:
+    def post(self, write: OpenWrite, before: Callable[[], None] = lambda: None) -> Step:
         nixl: Any = self.nixl
-        return write.post_next(nixl, self.peers, lambda: 1, STRONG, set())
+        return write.post_next(nixl, self.peers, lambda: 1, STRONG, set(), before)
 
     def check(self, write: OpenWrite) -> bool:
         return write.check(self.nixl, self.peers)  # type: ignore[arg-type]
@@ -89,6 +90,21 @@ def test_a_handle_that_is_done_at_once_has_connected(rig: Rig) -> None:
     rig.nixl.over.add(0)
     assert {rig.post(rig.write(number)) for number in (1, 2, 3)} == {Step.STOPPED}
     assert rig.nixl.posted == [0, 1, 2], "the second is still open"
+
+
+def test_what_is_done_before_a_post_may_take_so_long_that_the_permit_ends(rig: Rig) -> None:
+    rig.nixl.over.add(0)
+    kept, ended = rig.write(1), rig.write(2)
+    seen: list[list[int]] = []
+    assert rig.post(kept, lambda: seen.append(list(rig.nixl.posted))) is Step.STOPPED
+    assert (seen, rig.nixl.posted) == ([[]], [0]), "before the post, not after it"
+
+    def stop() -> None:
+        ended.write.permit.until_ns = 0
+
+    rig.nixl.release = lambda handle: None  # type: ignore[method-assign]
+    assert rig.post(ended, stop) is Step.STOPPED
+    assert (ended.outcome, rig.nixl.posted) == (WriteOutcome.REFUSED, [0])
 
 
 def test_a_connection_that_is_made_anew_is_waited_for_again(

@@ -24,14 +24,14 @@ from pushkv.core.ids import Worker
 from pushkv.transport import Write, WriteOutcome
 
 from ._arrivals import Arrivals
-from ._codec import agent_name, encode_memory
+from ._codec import Memory, agent_name, encode_memory
 from ._guard import Abandoned, Guard
 from ._library import Agent, Library, NixlError
 from ._metadata import has_known_form
 from ._open_write import OpenWrite, Step
 from ._outbox import Outbox
 from ._peers import Peers
-from ._pieces import cut
+from ._pieces import Piece, cut
 from ._regions import RegionTable
 
 __all__ = ["CLOSED", "AgentThread", "Setup"]
@@ -143,7 +143,9 @@ class AgentThread(threading.Thread):
     def post(self, number: int, write: Write) -> None:
         """Post a WRITE, to be reported by `number`."""
         self.owed.add(number)
-        self._orders.put(lambda: self._take(number, write))
+        memory = None if self._peers is None else self._peers.memory(write.peer)
+        pieces = None if memory is None else self._cut(write, memory)
+        self._orders.put(lambda: self._take(number, write, memory, pieces))
         if self.error is not None:
             self._fail_owed()
 
@@ -276,7 +278,10 @@ class AgentThread(threading.Thread):
             # Also when nobody looks: here it costs little, and NIXL's own queue has no bound.
             self._fetch()
         self._check()
-        self._outbox.flush()
+        if not any(each.eager for each in self._to_post):
+            # Else right before that post, during which nobody here needs what its reader then does:
+            # two threads of one interpreter keep each other waiting.
+            self._outbox.flush()
 
     def _pause(self) -> float | None:
         """For how long to wait for orders: seconds, None for ever."""
@@ -304,21 +309,33 @@ class AgentThread(threading.Thread):
         except queue.Empty:
             return
 
-    def _take(self, number: int, write: Write) -> None:
+    def _cut(self, write: Write, memory: Memory) -> list[Piece] | str:
+        """The pieces of a WRITE, or why there are none. Any thread.
+
+        The caller's wherever the peer is known: ours may be copying the WRITE before.
+        """
+        try:
+            return cut(write.source, write.destination, self._setup.regions, memory.regions)
+        except Exception as error:  # noqa: BLE001 - a bad order harms its own WRITE alone
+            return str(error)
+
+    def _take(
+        self, number: int, write: Write, memory: Memory | None, pieces: list[Piece] | str | None
+    ) -> None:
         if self.stopping:
             self._report(number, WriteOutcome.FAILED, CLOSED)
             return
-        try:
-            peer = self._known.find(write.peer)
-            if isinstance(peer, str):
-                self._report(number, WriteOutcome.FAILED, peer)
-                return
-            if peer.memory is None:
-                self._report(number, WriteOutcome.FAILED, peer.cause)
-                return
-            pieces = cut(write.source, write.destination, self._setup.regions, peer.memory.regions)
-        except Exception as error:  # noqa: BLE001 - a bad order harms its own WRITE alone
-            self._report(number, WriteOutcome.FAILED, str(error))
+        peer = self._known.find(write.peer)
+        if isinstance(peer, str):
+            self._report(number, WriteOutcome.FAILED, peer)
+            return
+        if peer.memory is None:
+            self._report(number, WriteOutcome.FAILED, peer.cause)
+            return
+        if pieces is None or peer.memory is not memory:
+            pieces = self._cut(write, peer.memory)
+        if isinstance(pieces, str):
+            self._report(number, WriteOutcome.FAILED, pieces)
             return
         if not pieces:
             self._report(number, WriteOutcome.DONE)
@@ -343,7 +360,12 @@ class AgentThread(threading.Thread):
                 continue
             self.facing = each.write.peer
             step = each.post_next(
-                self._nixl, self._known, self._setup.clock, self._setup.capabilities, self.touched
+                self._nixl,
+                self._known,
+                self._setup.clock,
+                self._setup.capabilities,
+                self.touched,
+                self._outbox.flush,
             )
             self.facing = None
             if step is Step.NOT_READY:

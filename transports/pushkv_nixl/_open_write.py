@@ -93,10 +93,12 @@ class OpenWrite:
         clock: Callable[[], int],
         capabilities: Capabilities,
         touched: set[int],
+        before: Callable[[], None],
     ) -> Step:
         """Post one piece if it may be posted (R3, R5); blocks as long as NIXL takes to post it.
 
-        `touched` gets the WRITE's number before its first post.
+        `touched` gets the WRITE's number before its first post. `before` is called once all is
+        ready for a post, and before the permit is asked for the last time.
         """
         permit = self.write.permit
         if not permit.allows(Instant(clock()), capabilities):
@@ -119,6 +121,7 @@ class OpenWrite:
         except NixlError as error:
             self._fail(Phase.PREPARE, error, peers)
             return Step.STOPPED
+        before()
         checked = clock()
         if not permit.allows(Instant(checked), capabilities):
             self.stop(WriteOutcome.REFUSED, "the permit did not last")

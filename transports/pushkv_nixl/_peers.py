@@ -127,6 +127,11 @@ class Peers:
             return f"unknown peer {worker}: nothing was posted"
         return peer
 
+    def memory(self, worker: Worker) -> Memory | None:
+        """What is known of a peer's memory so far. Any thread."""
+        peer = self._peers.get(worker)
+        return None if peer is None else peer.memory
+
     def usable(self, peer: Peer) -> str:
         """Why no WRITE can be posted to `peer` now; "" where one can. Reconnects a lost peer."""
         if peer.leaving:

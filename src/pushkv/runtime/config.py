@@ -85,7 +85,7 @@ class RuntimeConfig:
     plaintext: bool = False
     limits: Limits = field(factory=Limits)
     policy: Policy = field(factory=Policy)
-    write_budget_bytes: int = 128 * 1024 * 1024
+    write_budget_bytes: int = 256 * 1024 * 1024
     cores: frozenset[int] = frozenset()
     is_gone: AskWhetherGone | None = None
     admin_socket: Path | None = None
