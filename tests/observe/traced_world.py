@@ -23,7 +23,7 @@ class TracedWorld(World):
         machines = node.endpoint._machines
         worker = node.endpoint.sending._me
         rules = Rules(node.policy, node.capabilities)
-        writer = TraceWriter(self.folder / node.name, worker, LAYOUT, rules)
+        writer = TraceWriter(self.folder / node.name, worker, LAYOUT, rules, node.name)
         machines.observer, machines.lives = writer.step, writer.life
         self.writers = {**getattr(self, "writers", {}), node.name: writer}
 

@@ -182,6 +182,7 @@ class _Start(_Line, tag="start"):
     pid: int
     rules: Rules
     cache: list[dict[str, Any]]
+    clock: str = ""
 
 
 class _Life(_Line, tag="begin"):

@@ -4,7 +4,7 @@ It says enough to be run again: the rules at its start, each machine's first sta
 every effect. ``replay`` does so.
 
 Times are nanoseconds of the system-wide monotonic clock, so that the traces of engines on one host
-can be laid side by side.
+can be laid side by side. Which clock it is stands at the start: one per boot of a kernel.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pushkv.core.table import Rules
 from pushkv.layout import CacheLayout, CacheRegion
 from pushkv.transport import Completion
 
-__all__ = ["TraceWriter", "tagged", "trace_lines"]
+__all__ = ["TraceWriter", "numbered_lines", "tagged", "this_clock", "trace_lines"]
 
 log: logging.Logger = logging.getLogger("pushkv.trace")
 
@@ -37,11 +37,16 @@ class TraceWriter:
     A trace that cannot be written on, because the disk is full, ends there with a line in the log:
     no transfer fails for want of its trace.
 
+    Args:
+        clock: Names the clock of all times, see `this_clock`; "" for one that is known to nobody.
+
     Raises:
         ConfigurationError: `path` cannot be written.
     """
 
-    def __init__(self, path: Path, worker: Worker, layout: CacheLayout, rules: Rules) -> None:
+    def __init__(
+        self, path: Path, worker: Worker, layout: CacheLayout, rules: Rules, clock: str = ""
+    ) -> None:
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,6 +70,7 @@ class TraceWriter:
                 "kind": "start",
                 "worker": worker,
                 "pid": os.getpid(),
+                "clock": clock,
                 "rules": rules,
                 "cache": cache,
             }
@@ -122,21 +128,42 @@ class TraceWriter:
                 self._file.close()
 
 
+def this_clock() -> str:
+    """Which monotonic clock this process reads: one per boot and time namespace; "" if unknown.
+
+    Times of two traces can be compared where this is equal and not "".
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/time').readlink()}"
+    except OSError:
+        return ""
+
+
 def trace_lines(path: Path) -> Iterator[bytes]:
     """The lines of a trace, without those that their writer was killed in, or still writes.
 
     Raises:
         ConfigurationError: `path` cannot be read.
     """
+    return (line for _, line in numbered_lines(path))
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The same lines as `trace_lines`, each with its number in the file, from 1.
+
+    Raises:
+        ConfigurationError: `path` cannot be read.
+    """
     try:
         with path.open("rb") as file:
-            line = file.readline()
+            number, line = 1, file.readline()
             while line:
                 following = file.readline()
                 cut = not following or following.startswith(b'{"kind":"start"')
                 if line.endswith(b"}\n") or not cut:
-                    yield line
-                line = following
+                    yield number, line
+                number, line = number + 1, following
     except OSError as error:
         raise ConfigurationError("trace", str(path), f"a file to read ({error})") from error
 

@@ -8,6 +8,7 @@ sleeps until the endpoint's next deadline; when nothing is outstanding it costs 
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -53,7 +54,7 @@ from pushkv.core.machines import LifeObserver, StepRecord
 from pushkv.core.messages import Reason, Register
 from pushkv.core.policy import Policy
 from pushkv.core.table import Rules
-from pushkv.observe.trace import TraceWriter
+from pushkv.observe.trace import TraceWriter, this_clock
 from pushkv.transport import Completion, Transport
 
 from .bridge import Bridge
@@ -118,7 +119,10 @@ class Loop:
         self._trace: TraceWriter | None = None
         if config.trace_path is not None:
             rules = Rules(policy, transport.capabilities)
-            self._trace = TraceWriter(config.trace_path, identity.worker, config.layout, rules)
+            clock = this_clock() if config.clock is time.monotonic_ns else ""
+            self._trace = TraceWriter(
+                config.trace_path, identity.worker, config.layout, rules, clock
+            )
         self._ages = ages
         self._endpoint = Endpoint(
             identity,
