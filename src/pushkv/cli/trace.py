@@ -14,11 +14,17 @@ from pushkv.check.coverage import TABLES, rows_that_act, rows_that_fire
 from pushkv.core.errors import PushKVError
 from pushkv.observe.replay import TraceReport, check_trace
 
+from .trace_view import export_command, view_command
+
 __all__ = ["trace_app"]
 
 trace_app: typer.Typer = typer.Typer(
     help="What an engine wrote about its steps (`trace_path`).", no_args_is_help=True
 )
+
+
+trace_app.command("view")(view_command)
+trace_app.command("export")(export_command)
 
 
 @trace_app.callback()
