@@ -49,6 +49,11 @@ def test_undrained_it_receives_again() -> None:
         assert generation.tokens == right(PROMPT)
 
 
+def _registered(node: Node) -> bool:
+    loop = node.runtime._loop
+    return loop is not None and bool(loop.endpoint.sending.producers.states)
+
+
 @pytest.mark.parametrize("registers_first", [False, True])
 def test_a_drained_producer_says_so_at_once(registers_first: bool) -> None:
     """No matter whether the registration or the drain was first: the request had not come."""
@@ -59,7 +64,7 @@ def test_a_drained_producer_says_so_at_once(registers_first: bool) -> None:
             producer.runtime.drain()
         generation = consumer.consume("t", PROMPT, producer.address)
         if registers_first:
-            until(lambda: producer.runtime._loop._endpoint.sending.producers.states)  # type: ignore[union-attr]
+            until(lambda: _registered(producer))
             producer.runtime.drain()
         assert generation.result(10).reason is Reason.CLOSED
         producer.produce("t", PROMPT).result(10)
