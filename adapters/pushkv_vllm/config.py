@@ -59,6 +59,10 @@ class Options:
             `pushkv.runtime.AskWhetherGone`. None for the kernel's alone.
         metrics_port: Where the runtime serves Prometheus metrics; 0 for nowhere. Engine i of a
             data-parallel group adds i.
+        admin_socket: A Unix socket of this user's, at which `pushkv top` and `pushkv admin` reach
+            the runtime; None for nowhere. Each of several ranks has its own, as with `trace_path`.
+        admin_port: The same over TCP at `listen_host`, for who has the credentials of the control
+            channel; 0 for nowhere. Rank r adds r, as `port` does.
         trace_path: Where the runtime writes its trace; None for nowhere.
         write_budget_bytes: WRITEs to a decode rank are posted while less than so many bytes are
             under way to it; the others wait, and transfers take turns.
@@ -85,6 +89,8 @@ class Options:
     pinned_share: float = 0.5
     is_gone: AskWhetherGone | None = None
     metrics_port: int = 0
+    admin_socket: Path | None = None
+    admin_port: int = 0
     trace_path: Path | None = None
     write_budget_bytes: int = 256 * 1024 * 1024
     streaming: Streaming = Streaming.CHUNKS
@@ -237,6 +243,8 @@ _READERS: dict[str, Callable[[str, object], object]] = {
     "exposed_share": lambda name, value: _number(name, value, least=0.01, most=1.0),
     "pinned_share": lambda name, value: _number(name, value, least=0.01, most=1.0),
     "is_gone": _function,
+    "admin_socket": _path,
+    "admin_port": lambda name, value: _integer(name, value, most=65_535),
     "trace_path": _path,
     "write_budget_bytes": lambda name, value: _integer(name, value, most=1 << 40, least=1),
     "streaming": _streaming,

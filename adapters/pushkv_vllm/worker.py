@@ -99,6 +99,8 @@ class WorkerHalf:
                 write_budget_bytes=options.write_budget_bytes,
                 cores=CORES,
                 is_gone=options.is_gone,
+                admin_socket=self._own_file(options.admin_socket, rank, ranks),
+                admin_port=self._port(options.admin_port, rank, ranks),
                 trace_path=self._own_file(options.trace_path, rank, ranks),
             ),
             load_transport(options.transport, options.transport_options),

@@ -6,20 +6,16 @@ import ctypes
 import os
 import socket
 import stat
-import tempfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from attrs import evolve
 from tests.runtime.node import QUICK, Node, right, until
-from tests.runtime.operator_calls import ask, say, state
+from tests.runtime.operator_calls import Bomb, ask, place, say, state, unbounded
 
 from pushkv.core.errors import ConfigurationError
 from pushkv.core.ids import Duration, seconds
-from pushkv.core.machines import StepRecord
 from pushkv.core.messages import Reason
 from pushkv.model.faults import Fault, FaultRule
 from pushkv.runtime.admin.operator import RISK
@@ -27,15 +23,8 @@ from pushkv_memory import CAPABILITIES, MemoryFabric
 
 PROMPT = tuple(range(100))
 SLOW = {"expected": seconds(60), "waiting": seconds(60), "hold": seconds(60)}
+__all__ = ["place"]
 CONFIRMED = {"nothing_can_reach_them": True}
-
-
-@pytest.fixture
-def place() -> Iterator[Path]:
-    """A short path (a socket's is bounded) that every user may look into."""
-    with tempfile.TemporaryDirectory(prefix="pushkv-") as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
 
 
 def test_it_tells_of_links_and_of_transfers_under_way(place: Path) -> None:
@@ -114,21 +103,6 @@ def test_a_drain_begins_and_ends_from_outside(place: Path) -> None:
         assert (status, told["is_on"]) == (200, False)
         producer.produce("u", PROMPT).result(10)
         assert consumer.consume("u", PROMPT, producer.address).result(10).reason is None
-
-
-class Bomb:
-    """An observer that lets its runtime die, when it is armed: without a word to its peers."""
-
-    armed = False
-
-    def __call__(self, record: StepRecord) -> None:
-        if self.armed:
-            raise RuntimeError("armed")
-
-
-def unbounded(**changes: Any) -> MemoryFabric:
-    """No fence ends a quarantine here."""
-    return MemoryFabric(capabilities=evolve(CAPABILITIES, write_bound=None, **changes))
 
 
 def test_quarantined_blocks_come_back_on_the_operators_word(place: Path) -> None:

@@ -30,6 +30,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.runtime.keys import own_address
 from tests.vllm.harness import prefill, remote
 
+from pushkv.cli.engines import Engine
 from pushkv.demo.tiny_model import write_tiny_model
 from pushkv.observe.replay import check_trace
 
@@ -189,6 +190,7 @@ async def pair(tmp_path_factory: pytest.TempPathFactory, environment: None) -> A
                 "shared_secret_path": str(secret),
                 "trace_path": str(both.traces[name]),
                 "metrics_port": both.metrics[name],
+                "admin_socket": str(folder / f"{name}.sock"),
             },
         )
         both.engines[name] = AsyncLLM.from_engine_args(
@@ -240,6 +242,24 @@ def writes(pair: Pair, transfer: str) -> int:
     """How many WRITEs the prefill engine has ordered for a transfer."""
     posts = pair.effects("prefill", "PostWrite")
     return sum(each["attempt"]["transfer"] == transfer for each in posts)
+
+
+@module
+@pytest.mark.parametrize("name", ["prefill", "decode"])
+async def test_who_is_drained_serves_nobody_until_it_is_taken_back(pair: Pair, name: str) -> None:
+    """The decode engine computes the prompt itself, whichever of the two is drained."""
+    tokens = prompt(300, seed=17_000 + len(name))
+    path = str(pair.traces[name].with_suffix(".sock"))
+    engine = Engine(path, path, None)
+    assert engine.drain(on=True).is_on
+    output = await asyncio.wait_for(pair.concurrent(f"drained-{name}", tokens), 15)
+    assert output.num_cached_tokens == 0
+    assert said(output) == await pair.alone(tokens)
+    assert not engine.drain(on=False).is_on
+    output = await pair.concurrent(
+        f"undrained-{name}", tokens := prompt(300, seed=18_000 + len(name))
+    )
+    assert output.num_cached_tokens == len(tokens)
 
 
 @module

@@ -13,11 +13,13 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from pushkv.core.errors import PushKVError
 from pushkv.demo.report import DemoReport
 
+from .admin import admin_app
 from .bench import bench_command
 from .check import check_command
 from .doctor import doctor_command
 from .simulate import simulate_app
 from .swarm import swarm_command
+from .top import top_command
 from .trace import trace_app
 
 __all__ = ["app"]
@@ -28,12 +30,14 @@ app: typer.Typer = typer.Typer(
     add_completion=True,
     pretty_exceptions_enable=False,
 )
+app.add_typer(admin_app, name="admin")
 app.add_typer(trace_app, name="trace")
 app.add_typer(simulate_app, name="simulate")
 app.command("bench")(bench_command)
 app.command("check")(check_command)
 app.command("swarm")(swarm_command)
 app.command("doctor")(doctor_command)
+app.command("top")(top_command)
 
 
 class EngineKind(StrEnum):

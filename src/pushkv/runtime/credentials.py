@@ -27,7 +27,14 @@ from pushkv.core.ids import EngineId
 
 from .secret import issue, read_secrets
 
-__all__ = ["Certificates", "Credentials", "SharedSecret", "Tls", "engines_named"]
+__all__ = [
+    "Certificates",
+    "Credentials",
+    "SharedSecret",
+    "Tls",
+    "client_context",
+    "engines_named",
+]
 
 log: logging.Logger = logging.getLogger("pushkv.channel")
 
@@ -140,15 +147,7 @@ class Tls:
         return (credentials.authority, credentials.certificate, credentials.key)
 
     def _load(self) -> _Contexts:
-        credentials = self._credentials
-        if isinstance(credentials, Certificates):
-            authority = _read("authority_path", credentials.authority)
-            pair = (credentials.certificate, credentials.key)
-            server, client = (_context(side, authority, *pair) for side in SIDES)
-        else:
-            issued = issue(read_secrets(credentials.path))
-            with issued.files() as pair:
-                server, client = (_context(side, issued.authorities, *pair) for side in SIDES)
+        server, client = _contexts(self._credentials)
         own = _shake(server, client)
         if own and self._engine not in own:
             raise ConfigurationError(
@@ -157,7 +156,32 @@ class Tls:
         return _Contexts(server, client, own)
 
 
+def client_context(credentials: Credentials) -> ssl.SSLContext:
+    """What an operator's tool connects with: the credentials of any engine of the deployment.
+
+    Raises:
+        ConfigurationError: A file cannot be used, or no engine would accept the certificate.
+        MissingDependencyError: A shared secret needs `cryptography`.
+    """
+    server, client = _contexts(credentials)
+    _shake(server, client)
+    return client
+
+
 SIDES = (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _contexts(credentials: Credentials) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """For a server, and for a client."""
+    if isinstance(credentials, Certificates):
+        authority = _read("authority_path", credentials.authority)
+        pair = (credentials.certificate, credentials.key)
+        server, client = (_context(side, authority, *pair) for side in SIDES)
+        return server, client
+    issued = issue(read_secrets(credentials.path))
+    with issued.files() as pair:
+        server, client = (_context(side, issued.authorities, *pair) for side in SIDES)
+        return server, client
 
 
 def _read(name: str, path: Path) -> str:

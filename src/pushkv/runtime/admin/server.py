@@ -169,8 +169,7 @@ class AdminServer:
             status, answer = self._reply(asked)
         except h11.RemoteProtocolError as error:
             status, answer = error.error_status_hint, _Error(f"this is no request: {error}")
-        if status >= 400:
-            self._count("admin_refused", f"{status}: {answer}")
+        self._count("admin_answered" if status < 400 else "admin_refused", f"{status}: {answer}")
         body = msgspec.json.encode(answer)
         headers = [
             ("content-type", "application/json"),
