@@ -7,8 +7,10 @@ the fields of its `AttemptId` first and flat. Nothing may be missing and nothing
 A body that is well framed and wrong is reported as `Malformed` and harms nothing but itself (I5). A
 length that cannot be right leaves no next frame to find, so it ends the connection.
 
-A change of any field's meaning or bounds is a new protocol number; an end of protocol N also speaks
-N - 1, and both then speak the lower. There is one protocol so far.
+A change of any field's meaning or bounds is a new protocol number; an end of protocol N also reads
+and writes N - 1, and both then speak the lower. HELLO, which says the number, and REFUSED never
+change, and go out under the first number for ever: else nobody could say what he does not speak.
+There is one protocol so far.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ __all__ = [
 ]
 
 PROTOCOL = 1
-"""The protocol that frames are written in."""
+"""The newest protocol that is spoken here."""
+GREETING = 1
+"""The protocol number of HELLO and REFUSED, for ever."""
 
 FRAME_BYTES_MOST = 8 * 1024 * 1024
 """Longest frame without its length. A message with every field at its bound is shorter."""
@@ -291,19 +295,40 @@ _CODECS: dict[type[Any], _Codec] = dict(
         ),
     )
 )
-_BY_TAG: dict[int, _Codec] = {codec.tag: codec for codec in _CODECS.values()}
+
+
+@frozen
+class _Words:
+    """How one protocol writes its messages."""
+
+    by_class: dict[type[Any], _Codec]
+    by_tag: dict[int, _Codec]
+
+
+def _words(codecs: dict[type[Any], _Codec]) -> _Words:
+    return _Words(codecs, {codec.tag: codec for codec in codecs.values()})
+
+
+_GREETINGS = _words({each: _CODECS[each] for each in (messages.Hello, messages.Refused)})
+_SPOKEN = {1: _words(_CODECS)}
+"""By protocol: the newest, and the one before where there is one."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def frame(message: Message) -> bytes:
+def frame(message: Message, protocol: int = PROTOCOL) -> bytes:
     """`message` as one frame, length included. Thread-safe; never blocks.
 
     What a peer would refuse is refused here, before it is sent and resent in vain.
 
+    Args:
+        message: What to send.
+        protocol: The one that both ends speak; HELLO and REFUSED are the same in all.
+
     Raises:
         ConfigurationError: A field is out of its bounds; names it.
     """
-    codec = _CODECS[type(message)]
+    greeting = _GREETINGS.by_class.get(type(message))
+    codec = greeting or _SPOKEN[protocol].by_class[type(message)]
     try:
         body = _encode(codec.values(message))
         codec.build(codec.record.decode(body))
@@ -314,17 +339,37 @@ def frame(message: Message) -> bytes:
             codec.record.name, shown(repr(message)), f"values that MessagePack can hold ({refusal})"
         ) from None
     head = (len(body) + _HEAD_BYTES).to_bytes(_LENGTH_BYTES, "big")
-    return head + bytes((PROTOCOL, codec.tag)) + body
+    return head + bytes((GREETING if greeting else protocol, codec.tag)) + body
 
 
 def _message(content: bytes) -> Message:
     protocol, tag = content[0], content[1]
-    if protocol != PROTOCOL:
-        raise RemoteProtocolError("protocol", protocol, f"{PROTOCOL}")
-    codec = _BY_TAG.get(tag)
+    words = _GREETINGS if protocol == GREETING and tag in _GREETINGS.by_tag else None
+    words = words or _SPOKEN.get(protocol)
+    if words is None:
+        known = " or ".join(str(each) for each in sorted(_SPOKEN))
+        raise RemoteProtocolError("protocol", protocol, known)
+    codec = words.by_tag.get(tag)
     if codec is None:
-        raise RemoteProtocolError("message", tag, f"a tag of {min(_BY_TAG)} to {max(_BY_TAG)}")
-    return codec.build(codec.record.decode(content[_HEAD_BYTES:]))
+        least, most = min(words.by_tag), max(words.by_tag)
+        raise RemoteProtocolError("message", tag, f"a tag of {least} to {most}")
+    body = content[_HEAD_BYTES:]
+    try:
+        return codec.build(codec.record.decode(body))
+    except RemoteProtocolError:
+        if codec is _CODECS[messages.Hello]:
+            _check_newer(body)
+        raise
+
+
+def _check_newer(hello: bytes) -> None:
+    """A HELLO that we do not understand may say that it is not meant for us: then that is why."""
+    try:
+        protocol = msgspec.msgpack.decode(hello)[0]
+    except (msgspec.MsgspecError, LookupError, TypeError):
+        return
+    if type(protocol) is int and protocol > PROTOCOL + 1:
+        raise RemoteProtocolError("hello.protocol", protocol, f"{PROTOCOL} or {PROTOCOL + 1}")
 
 
 class Decoder:

@@ -32,7 +32,7 @@ from pushkv.core.errors import ConfigurationError, RemoteProtocolError
 from pushkv.core.events import ConnectionClosed, ConnectionOpened, Event, MessageReceived
 from pushkv.core.ids import EngineId
 from pushkv.core.messages import Hello, Message, Refused
-from pushkv.wire import FRAME_BYTES_MOST, Decoder, Malformed, frame
+from pushkv.wire import FRAME_BYTES_MOST, PROTOCOL, Decoder, Malformed, frame
 
 from .addresses import innermost, is_loopback, neighbourhood, remote
 from .admission import Admission, Allowance, Limits
@@ -66,6 +66,7 @@ class _Connection:
     allowance: Allowance
     outbox: MemoryObjectSendStream[bytes]
     inbox: MemoryObjectReceiveStream[bytes]
+    protocol: int
     named: frozenset[EngineId] = frozenset()
     scope: anyio.CancelScope = field(factory=anyio.CancelScope)
     over: anyio.Event = field(factory=anyio.Event)
@@ -93,6 +94,7 @@ class Channel:
         plaintext: Dial beyond this machine without credentials, too.
         network: Makes the connections; TCP by default.
         random_bytes: So many random bytes, for nonces.
+        protocol: The newest that is spoken here; a peer that speaks the one before is answered so.
     """
 
     def __init__(
@@ -105,7 +107,9 @@ class Channel:
         plaintext: bool = False,
         network: Network | None = None,
         random_bytes: Callable[[int], bytes] = secrets.token_bytes,
+        protocol: int = PROTOCOL,
     ) -> None:
+        self._protocol = protocol
         self._deliver = deliver
         self._count = count
         self._limits = limits or Limits()
@@ -154,7 +158,7 @@ class Channel:
             self._count("no_connection", type(message).__name__)
             return
         try:
-            data = frame(message)
+            data = frame(message, connection.protocol)
             connection.outbox.send_nowait(data)
         except ConfigurationError as error:
             log.error("%s cannot be sent: %s", type(message).__name__, error)
@@ -294,7 +298,9 @@ class Channel:
         limits = self._limits
         outbox, inbox = anyio.create_memory_object_stream[bytes](math.inf)
         allowance = Allowance(limits.messages_per_s, limits.messages_at_once)
-        connection = _Connection(next(self._numbers), stream, dialed, allowance, outbox, inbox)
+        connection = _Connection(
+            next(self._numbers), stream, dialed, allowance, outbox, inbox, self._protocol
+        )
         self._connections[connection.number] = connection
         return connection
 
@@ -409,6 +415,7 @@ class Channel:
             self._turn_away(connection, "wrong_identity", detail, "engine", named)
             return False
         connection.greeted = True
+        connection.protocol = min(self._protocol, item.protocol)
         self._admission.greeted(connection.number)
         return True
 

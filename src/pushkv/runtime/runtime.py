@@ -89,6 +89,9 @@ class Runtime:
     as not delivered, and so is each later one. Blocks are not reported as released then.
     """
 
+    protocol = PROTOCOL
+    """The newest that HELLO offers."""
+
     def __init__(self, config: RuntimeConfig, transport: Transport) -> None:
         self.config = config
         self.counters: Counter[str] = Counter()
@@ -290,6 +293,7 @@ class Runtime:
             plaintext=config.plaintext,
             network=config.network,
             random_bytes=config.random_bytes,
+            protocol=self.protocol,
         )
         loop: Loop | None = None
         admin: AdminServer | None = None
@@ -422,7 +426,7 @@ class Runtime:
         config = self.config
         host, port = self.address
         return Hello(
-            protocol=PROTOCOL,
+            protocol=self.protocol,
             nonce=0,
             engine=config.engine,
             incarnation=config.incarnation,
