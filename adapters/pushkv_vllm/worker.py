@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from attrs import evolve
 
 from pushkv.core.errors import ConfigurationError, LocalProtocolError
 from pushkv.core.ids import EngineId, Incarnation
+from pushkv.observe.phases import Phases
 from pushkv.rank_plan import Ranks
 
 from . import CORES
@@ -83,6 +85,7 @@ class WorkerHalf:
             pinned_blocks=options.pinned_blocks(blocks),
         )
         engine = EngineId(config.kv_transfer_config.engine_id)
+        phases = Phases(time.monotonic_ns) if options.metrics_port else None
         runtime = Runtime(
             RuntimeConfig(
                 engine=engine,
@@ -102,10 +105,12 @@ class WorkerHalf:
                 admin_socket=self._own_file(options.admin_socket, rank, ranks),
                 admin_port=self._port(options.admin_port, rank, ranks),
                 trace_path=self._own_file(options.trace_path, rank, ranks),
+                observer=None if phases is None else phases.step,
+                lives=None if phases is None else phases.life,
             ),
             load_transport(options.transport, options.transport_options),
         )
-        self._serve_metrics(runtime, engine, rank, ranks)
+        self._serve_metrics(runtime, engine, rank, ranks, phases)
         runtime.start()
         host, port = runtime.address
         self._runtime, self._kv_caches = runtime, kv_caches
@@ -117,12 +122,14 @@ class WorkerHalf:
             publish(incarnation, runtime.bridge, runtime.counters)
         logger.info("pushkv: engine %s listens on %s:%d", engine, host, port)
 
-    def _serve_metrics(self, runtime: Runtime, engine: EngineId, rank: int, ranks: Ranks) -> None:
+    def _serve_metrics(
+        self, runtime: Runtime, engine: EngineId, rank: int, ranks: Ranks, phases: Phases | None
+    ) -> None:
         port = self._port(self.options.metrics_port, rank, ranks)
         if port:
             from pushkv.observe.metrics import RuntimeCollector, serve_metrics
 
-            collector = RuntimeCollector(runtime, engine, rank=rank)
+            collector = RuntimeCollector(runtime, engine, rank, phases)
             self._end_metrics = serve_metrics(collector, self.options.listen_host, port)
 
     def _port(self, port: int, rank: int, ranks: Ranks) -> int:

@@ -6,21 +6,33 @@ They are true of the moment of the scrape, also while the engine takes no step. 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
+from pushkv.core.consumer_table import CONSUMER
 from pushkv.core.errors import ConfigurationError, MissingDependencyError
+from pushkv.core.link import LINK
 from pushkv.core.messages import Reason
+from pushkv.core.producer_table import PRODUCER
+from pushkv.core.request import REQUEST
 
 try:
     from prometheus_client import CollectorRegistry, start_http_server
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.core import (
+        CounterMetricFamily,
+        GaugeMetricFamily,
+        HistogramMetricFamily,
+        Metric,
+    )
     from prometheus_client.registry import Collector
 except ImportError as _error:
     raise MissingDependencyError(
         "metrics need prometheus_client: install pushkv[metrics]"
     ) from _error
+
+from .phases import BOUNDS_S, OVER, PHASES, Now, Phases
 
 if TYPE_CHECKING:
     from pushkv.runtime.health import Health
@@ -54,6 +66,13 @@ GAUGES: Mapping[str, tuple[str, Callable[[Health], float]]] = {
     ),
 }
 """Name without prefix → help, value."""
+STATES = tuple(
+    (table.name, status.partition(".")[2])
+    for table in (CONSUMER, REQUEST, PRODUCER, LINK)
+    for status in table.statuses
+    if status not in OVER
+)
+"""Machine and status of what is under way."""
 
 
 class Observed(Protocol):
@@ -67,6 +86,10 @@ class Observed(Protocol):
     def counters(self) -> Counter[str]:
         """How often each cause was counted."""
 
+    @property
+    def written_bytes(self) -> int:
+        """By WRITEs that were DONE."""
+
 
 class RuntimeCollector(Collector):
     """The metrics of one runtime. Any thread; never blocks.
@@ -79,10 +102,14 @@ class RuntimeCollector(Collector):
         runtime: What to read.
         engine: Its name, a label of each metric.
         rank: Its rank, another one.
+        phases: What follows its machines' steps; None for no metrics of phases, states and links.
     """
 
-    def __init__(self, runtime: Observed, engine: str, rank: int) -> None:
+    def __init__(
+        self, runtime: Observed, engine: str, rank: int, phases: Phases | None = None
+    ) -> None:
         self._runtime = runtime
+        self._phases = phases
         self._labels = {"engine": engine, "rank": str(rank)}
 
     def collect(self) -> Iterator[Metric]:
@@ -101,20 +128,76 @@ class RuntimeCollector(Collector):
         for cause, count in sorted(counters.items()):
             self._add(events, count, cause)
         yield events
+        written = self._counter("written_bytes", "Bytes of WRITEs that were done.")
+        self._add(written, self._runtime.written_bytes)
+        yield written
+        if self._phases is not None:
+            yield from self._followed(self._phases)
+
+    def _followed(self, phases: Phases) -> Iterator[Metric]:
+        yield self._histograms(phases)
+        retries = self._counter("retries", "What was tried again.", "what")
+        for what, count in phases.retries.items():
+            self._add(retries, count, what)
+        yield retries
+        now = tuple(phases.now())
+        states = self._gauge("machines", "Machines that are not over.", "machine", "status")
+        oldest = self._gauge(
+            "oldest_age_seconds", "How long the oldest has been so.", "machine", "status"
+        )
+        ages: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+        for each in now:
+            ages[each.machine, each.status].append(each.age_s)
+        for state in STATES:
+            self._add(states, len(ages[state]), *state)
+            self._add(oldest, max(ages[state], default=0.0), *state)
+        yield states
+        yield oldest
+        yield self._links(now)
+
+    def _histograms(self, phases: Phases) -> Metric:
+        family = HistogramMetricFamily(
+            "pushkv_phase_seconds", "How long phases took.", labels=[*self._labels, "role", "phase"]
+        )
+        for phase, histogram in phases.histograms.items():
+            counts = tuple(accumulate(histogram.counts))
+            bounds = (*map(str, BOUNDS_S), "+Inf")
+            family.add_metric(
+                [*self._labels.values(), PHASES[phase], phase],
+                list(zip(bounds, counts, strict=True)),
+                histogram.sum_ns / 1e9,
+            )
+        return family
+
+    def _links(self, now: Iterable[Now]) -> Metric:
+        """A peer's engine and rank outlive its incarnation, so they are what names it."""
+        links = self._gauge("link_up", "1 while the link is up.", "peer", "peer_rank")
+        found: defaultdict[tuple[str, str], bool] = defaultdict(bool)
+        for each in now:
+            if each.peer is not None:
+                found[each.peer.engine, str(each.peer.rank)] |= each.status == "up"
+        for peer, is_up in found.items():
+            self._add(links, is_up, *peer)
+        return links
 
     def _gauges(self) -> Iterator[Metric]:
         health = self._runtime.health
         if health is None:
             return
         for name, (text, value) in GAUGES.items():
-            gauge = GaugeMetricFamily(f"pushkv_{name}", text, labels=list(self._labels))
-            gauge.add_metric(list(self._labels.values()), float(value(health)))
+            gauge = self._gauge(name, text)
+            self._add(gauge, float(value(health)))
             yield gauge
 
     def _counter(self, name: str, text: str, *labels: str) -> CounterMetricFamily:
         return CounterMetricFamily(f"pushkv_{name}", text, labels=[*self._labels, *labels])
 
-    def _add(self, family: CounterMetricFamily, value: int, *labels: str) -> None:
+    def _gauge(self, name: str, text: str, *labels: str) -> GaugeMetricFamily:
+        return GaugeMetricFamily(f"pushkv_{name}", text, labels=[*self._labels, *labels])
+
+    def _add(
+        self, family: CounterMetricFamily | GaugeMetricFamily, value: float, *labels: str
+    ) -> None:
         family.add_metric([*self._labels.values(), *labels], value)
 
 

@@ -11,7 +11,7 @@ from attrs import Factory, field, frozen
 
 from pushkv.core.errors import ConfigurationError
 from pushkv.core.ids import EngineId, Incarnation
-from pushkv.core.machines import Observer
+from pushkv.core.machines import LifeObserver, Observer
 from pushkv.core.policy import Policy
 from pushkv.layout import CacheLayout
 
@@ -68,6 +68,7 @@ class RuntimeConfig:
             to guess them.
         network: Makes the control connections; TCP by default.
         observer: Called with every step of every machine, in the runtime's thread; must not block.
+        lives: Called when a machine begins and when it is forgotten, likewise.
 
     Raises:
         ConfigurationError: A value is wrong; names it.
@@ -95,6 +96,7 @@ class RuntimeConfig:
     random_bytes: Callable[[int], bytes] = secrets.token_bytes
     network: Network = field(factory=TcpNetwork)
     observer: Observer | None = None
+    lives: LifeObserver | None = None
 
     def __attrs_post_init__(self) -> None:
         if not self.engine:

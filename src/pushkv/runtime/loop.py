@@ -55,7 +55,7 @@ from pushkv.core.messages import Reason, Register
 from pushkv.core.policy import Policy
 from pushkv.core.table import Rules
 from pushkv.observe.trace import TraceWriter, this_clock
-from pushkv.transport import Completion, Transport
+from pushkv.transport import Completion, Transport, WriteOutcome
 
 from .bridge import Bridge
 from .channel import Channel
@@ -131,9 +131,11 @@ class Loop:
             compare,
             Instant(config.clock()),
             self._observe,
-            _lives(self._trace, ages),
+            _lives(self._trace, ages, config.lives),
         )
         self.drain = Drain(self._endpoint)
+        self.written_bytes = 0
+        """By WRITEs that were DONE."""
         self._is_drained = False
         self._is_empty_told = False
         self._deaths: Deaths | None = None
@@ -265,6 +267,8 @@ class Loop:
             return
         if self._trace is not None:
             self._trace.completion(self._clock(), whole)
+        if whole.outcome is WriteOutcome.DONE:
+            self.written_bytes += whole.length_bytes
         self._happen(self._outbound.completed(whole))
 
     def _happen(self, event: Event) -> None:
@@ -404,17 +408,21 @@ class Loop:
             self._trace.close()
 
 
-def _lives(trace: TraceWriter | None, ages: Ages | None) -> LifeObserver | None:
+def _lives(
+    trace: TraceWriter | None, ages: Ages | None, other: LifeObserver | None
+) -> LifeObserver | None:
     """Who is told when machines begin and are forgotten; nobody, as a rule."""
-    told = [each.life for each in (trace, ages) if each is not None]
+    told: list[LifeObserver] = [each.life for each in (trace, ages) if each is not None]
+    if other is not None:
+        told.append(other)
     if len(told) < 2:
         return told[0] if told else None
 
-    def both(machine: str, key: object, state: object) -> None:
+    def all_of_them(machine: str, key: object, state: object) -> None:
         for tell in told:
             tell(machine, key, state)
 
-    return both
+    return all_of_them
 
 
 def _with_parts(config: RuntimeConfig, transport: Transport) -> Policy:

@@ -132,6 +132,11 @@ class Runtime:
             return None
         return evolve(self._loop.health(), is_running=not self._ended.is_set())
 
+    @property
+    def written_bytes(self) -> int:
+        """Bytes of WRITEs that were DONE. Any thread; never blocks."""
+        return 0 if self._loop is None else self._loop.written_bytes
+
     def start(self) -> None:
         """Register memory, listen, and begin. Blocks until that is done (R13: and safe).
 
