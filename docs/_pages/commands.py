@@ -17,7 +17,11 @@ INTRODUCTION = """\
 # The commands
 
 Made by `make docs-tables` from `pushkv --help` and the help of each command; a test fails when this
-page is stale. They need `pip install "pushkv[demo]"`. `--json FILE` writes all numbers to a file.
+page is stale. They need `pip install "pushkv[demo]"`. `--json FILE` writes all numbers to a file,
+`--json -` to standard output, where nothing else then goes. `--quiet` prints nothing but errors,
+and `NO_COLOR` takes the colours away. `pushkv --install-completion` lets your shell complete
+commands and options; `pushkv --show-completion` prints what it would install.
+
 Exit codes: 0 if all is well, 1 where something did not hold, 2 where the command could not run (one
 line on standard error says why), 130 after Ctrl-C.
 """

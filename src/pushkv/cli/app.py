@@ -10,12 +10,12 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from pushkv.core.errors import PushKVError
 from pushkv.demo.report import DemoReport
 
 from .admin import admin_app
 from .bench import bench_command
 from .check import check_command
+from .conventions import App
 from .doctor import doctor_command
 from .simulate import simulate_app
 from .swarm import swarm_command
@@ -24,7 +24,7 @@ from .trace import trace_app
 
 __all__ = ["app"]
 
-app: typer.Typer = typer.Typer(
+app: App = App(
     help="Push-based KV cache transfer between prefill and decode engines.",
     no_args_is_help=True,
     add_completion=True,
@@ -85,22 +85,21 @@ def demo(
     The tokens must be those of a single engine, no prompt may be computed by the decode engine, the
     bytes written must be those of the prompts' blocks, and one flipped byte of KV must change
     tokens, or equal tokens would prove nothing. Exit code 0 only if all of that holds.
+
+    Example: pushkv demo --engine reference --json found.json
     """
     console = Console()
     progress = Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
     )
-    try:
-        with progress:
-            report = _run(engine, dispatch, logs, progress)
-        report.show(console)
-        if json is not None:
-            report.write_json(json)
-    except PushKVError as error:
-        Console(stderr=True).print(f"[bold red]pushkv demo:[/] {error}", highlight=False)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    with progress:
+        report = _run(engine, dispatch, logs, progress)
+    report.show(console)
+    if json is not None:
+        report.write_json(json)
     if report.problems:
         raise typer.Exit(1)
 

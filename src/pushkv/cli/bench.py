@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from pushkv.core.errors import ConfigurationError, PushKVError
+from pushkv.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pushkv.bench.replay import Load
@@ -105,7 +104,7 @@ def bench_command(
     prefill alone, which is measured in the same rounds. A failed transfer is a failed request:
     nothing is computed again behind your back.
 
-    Try first: pushkv bench --cell 512@0.8 --rounds 1 --round-s 8
+    Example: pushkv bench --cell 512@0.8 --rounds 1 --round-s 8
 
     Exit code 1 if a request failed, 2 if an engine did not start or an option is wrong.
     """
@@ -113,48 +112,40 @@ def bench_command(
     from pushkv.bench.table import show
 
     console = Console()
-    try:
-        if again is not None:
-            results = read_results(again)
-        else:
-            from pushkv.bench.replay import Settings, run_bench
+    if again is not None:
+        results = read_results(again)
+    else:
+        from pushkv.bench.replay import Settings, run_bench
 
-            settings = Settings(
-                loads=_loads(cell, trace, trace_block_tokens, output, cancel),
-                modes=tuple(mode.split(",")),
-                rounds=rounds,
-                round_s=round_s,
-                requests_min=requests,
-                seed=seed,
-                as_shipped=as_shipped,
-                slo_ttft_s=slo_ttft_s,
-                slo_tpot_s=slo_tpot_s,
-                price_per_engine_hour=price,
-                kv_cache_gib=kv_cache_gib,
-                logs=logs,
-            )
-            if fault_schedule is not None:
-                from .bench_faults import bench_faults
-
-                bench_faults(settings, fault_schedule, json, console)
-                return
-            with _bars() as progress:
-                teller = Teller(progress)
-                results = run_bench(settings, teller.tell, teller.starting)
-        if json is not None:
-            write_results(results, json)
-        if html is not None:
-            from pushkv.bench.page import page
-
-            html.write_text(page(results), encoding="utf-8")
-        show(results, console)
-    except PushKVError as error:
-        Console(stderr=True).print(
-            f"[bold red]pushkv bench:[/] {escape(str(error))}", highlight=False
+        settings = Settings(
+            loads=_loads(cell, trace, trace_block_tokens, output, cancel),
+            modes=tuple(mode.split(",")),
+            rounds=rounds,
+            round_s=round_s,
+            requests_min=requests,
+            seed=seed,
+            as_shipped=as_shipped,
+            slo_ttft_s=slo_ttft_s,
+            slo_tpot_s=slo_tpot_s,
+            price_per_engine_hour=price,
+            kv_cache_gib=kv_cache_gib,
+            logs=logs,
         )
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+        if fault_schedule is not None:
+            from .bench_faults import bench_faults
+
+            bench_faults(settings, fault_schedule, json, console)
+            return
+        with _bars() as progress:
+            teller = Teller(progress)
+            results = run_bench(settings, teller.tell, teller.starting)
+    if json is not None:
+        write_results(results, json)
+    if html is not None:
+        from pushkv.bench.page import page
+
+        html.write_text(page(results), encoding="utf-8")
+    show(results, console)
     if any(one.failed for each in results.cells for one in each.modes.values()):
         raise typer.Exit(1)
 

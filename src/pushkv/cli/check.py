@@ -20,7 +20,7 @@ from pushkv.check.configurations_deep import DEEP
 from pushkv.check.coverage import mislisted, unreached
 from pushkv.check.runner import Report, check
 from pushkv.check.search import NO_LIMITS, Limits, Progress
-from pushkv.core.errors import ConfigurationError, PushKVError
+from pushkv.core.errors import ConfigurationError
 
 from .mutants import run_mutants
 from .scenarios import (
@@ -92,28 +92,24 @@ def check_command(
     With --scenarios DIRECTORY each violation is also written as a script, a line for each step, and
     --replay FILE makes it again on the machines as they are now: exit code 1 if it is still broken,
     0 if it holds or a step is not possible any more.
+
+    Example: pushkv check --config cancel --json found.json
     """
-    try:
-        if replay is not None:
-            passed = run_replay(replay)
-        elif mutants:
-            passed = run_mutants(jobs=jobs, out=json, checkpoints=checkpoints, keep=keep)
-        else:
-            passed = run_check(
-                config or (),
-                deep=deep,
-                limits=Limits(states, seconds, memory_mib) if deep else NO_LIMITS,
-                checkpoints=checkpoints,
-                jobs=jobs,
-                out=json,
-                without=without,
-                scenarios=scenarios,
-            )
-    except PushKVError as error:
-        Console(stderr=True).print(f"[bold red]pushkv check:[/] {error}", highlight=False)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    if replay is not None:
+        passed = run_replay(replay)
+    elif mutants:
+        passed = run_mutants(jobs=jobs, out=json, checkpoints=checkpoints, keep=keep)
+    else:
+        passed = run_check(
+            config or (),
+            deep=deep,
+            limits=Limits(states, seconds, memory_mib) if deep else NO_LIMITS,
+            checkpoints=checkpoints,
+            jobs=jobs,
+            out=json,
+            without=without,
+            scenarios=scenarios,
+        )
     if not passed:
         raise typer.Exit(1)
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from pushkv.core.errors import ConfigurationError, PushKVError
+from pushkv.core.errors import ConfigurationError
 from pushkv.doctor import Finding, Patient, Verdict, examine, worst
 
 __all__ = ["doctor_command"]
@@ -52,23 +52,17 @@ def doctor_command(
     Example: pushkv doctor --config prefill.json, with the JSON that vLLM gets as
     --kv-transfer-config.
     """
-    try:
-        patient = _patient(config, vllm)
-        bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        with bar:
-            task = bar.add_task("")
-            findings = examine(patient, lambda what: bar.update(task, description=what))
-    except PushKVError as error:
-        Console(stderr=True).print(f"[bold red]pushkv doctor:[/] {error}", highlight=False)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    patient = _patient(config, vllm)
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("")
+        findings = examine(patient, lambda what: bar.update(task, description=what))
     verdict = worst(findings)
     _show(findings)
     if json is not None:

@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from pushkv.core.errors import PushKVError
 from pushkv.simulate.accuracy import accuracy, parameters
 from pushkv.simulate.answers import Answer
 from pushkv.simulate.answers import Progress as Telling
@@ -26,9 +25,11 @@ from pushkv.simulate.questions import QUESTIONS
 from pushkv.simulate.run import Interrupted, simulate
 from pushkv.simulate.settings import Deployment, Design, Settings, Traffic
 
+from .conventions import App
+
 __all__ = ["simulate_app"]
 
-simulate_app: typer.Typer = typer.Typer(
+simulate_app: App = App(
     help="Simulate engines that hand KV over: pull, push early, push late, monolithic.\n\n"
     "Engines, links and routers are models, calibrated to published measurements; hand-overs are "
     "done by the machines that run in production, in virtual time. Begin with `pushkv simulate "
@@ -57,13 +58,12 @@ def calibration_command(json: JsonOption = None, plot: PlotOption = None) -> Non
 
     Example: pushkv simulate calibration --json errors.json
     """
-    with _errors_told():
-        values = fitted()
-        with _bar() as telling:
-            every, together = accuracy(values, telling)
-        _show([*parameters(values), every, together], json, plot, every)
-        for name, source in sources().items():
-            typer.echo(f"{name}: {source.title}, {source.date}\n  {source.url}\n  {source.read}")
+    values = fitted()
+    with _bar() as telling:
+        every, together = accuracy(values, telling)
+    _show([*parameters(values), every, together], json, plot, every)
+    for name, source in sources().items():
+        typer.echo(f"{name}: {source.title}, {source.date}\n  {source.url}\n  {source.read}")
 
 
 def _question(name: str) -> Callable[[int, int, Path | None, Path | None], None]:
@@ -75,10 +75,9 @@ def _question(name: str) -> Callable[[int, int, Path | None, Path | None], None]
         json: JsonOption = None,
         plot: PlotOption = None,
     ) -> None:
-        with _errors_told():
-            with _bar() as telling:
-                answer = question(Asked(fitted(), seed, requests, telling))
-            _show([answer], json, plot, answer)
+        with _bar() as telling:
+            answer = question(Asked(fitted(), seed, requests, telling))
+        _show([answer], json, plot, answer)
 
     command.__doc__ = (
         f"{(question.__doc__ or '').splitlines()[0]}\n\n"
@@ -116,44 +115,41 @@ def run_command(
 
     Example: pushkv simulate run push-early --rate 4 --prompt 8192 --prefill 2 --decode 2
     """
-    with _errors_told():
-        values = fitted()
-        traffic = Traffic(
-            rate, requests, prompt, output, spread, cached_prefill=reuse, cached_decode=reuse
-        )
-        settings = Settings(
-            design,
-            values.engine(),
-            values.link(),
-            Deployment(prefill, decode),
-            traffic,
-            seed=seed,
-            machines=machines,
-        )
-        try:
-            with _bar() as telling:
-                result = simulate(
-                    settings, lambda ended: telling(0, 1, str(design), ended / requests)
-                )
-        except Interrupted as stopped:
-            result = stopped.result
-        told = asdict(result)
-        rows = [
-            (name, "  ".join(f"{key} {part:.6g}" for key, part in value.items()))
-            if isinstance(value, dict)
-            else (name, f"{value:.6g}" if isinstance(value, float) else str(value))
-            for name, value in told.items()
-        ]
-        answer = Answer(
-            f"{design}",
-            "Seconds of virtual time.",
-            ("what", "value"),
-            rows,
-            None,
-            [{"settings": asdict(settings), "result": told}],
-            result.partial,
-        )
-        _show([answer], json, None, answer)
+    values = fitted()
+    traffic = Traffic(
+        rate, requests, prompt, output, spread, cached_prefill=reuse, cached_decode=reuse
+    )
+    settings = Settings(
+        design,
+        values.engine(),
+        values.link(),
+        Deployment(prefill, decode),
+        traffic,
+        seed=seed,
+        machines=machines,
+    )
+    try:
+        with _bar() as telling:
+            result = simulate(settings, lambda ended: telling(0, 1, str(design), ended / requests))
+    except Interrupted as stopped:
+        result = stopped.result
+    told = asdict(result)
+    rows = [
+        (name, "  ".join(f"{key} {part:.6g}" for key, part in value.items()))
+        if isinstance(value, dict)
+        else (name, f"{value:.6g}" if isinstance(value, float) else str(value))
+        for name, value in told.items()
+    ]
+    answer = Answer(
+        f"{design}",
+        "Seconds of virtual time.",
+        ("what", "value"),
+        rows,
+        None,
+        [{"settings": asdict(settings), "result": told}],
+        result.partial,
+    )
+    _show([answer], json, None, answer)
 
 
 @simulate_app.command("fit")
@@ -169,7 +165,7 @@ def fit_command(
 
     Example: pushkv simulate fit values.json --trials 200
     """
-    with _errors_told(), _bar() as telling:
+    with _bar() as telling:
         half = [point for point in points() if point.fit]
 
         def progress(trial: int, least: float) -> None:
@@ -183,17 +179,6 @@ def write_values(found: Calibration, to: Path) -> None:
     """Write values, rounded to what they are good for."""
     rounded = {each.name: float(f"{found.values[each.name]:.4g}") for each in FREE}
     to.write_text(dumps(rounded, indent=1) + "\n")
-
-
-@contextmanager
-def _errors_told() -> Iterator[None]:
-    try:
-        yield
-    except PushKVError as error:
-        Console(stderr=True).print(f"[bold red]pushkv simulate:[/] {error}", highlight=False)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
 
 
 @contextmanager

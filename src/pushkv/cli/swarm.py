@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from pushkv.core.errors import PushKVError
 from pushkv.testing.swarm import Backend, Kind, SwarmReport, SwarmSettings, run_swarm
 
 __all__ = ["swarm_command"]
@@ -58,22 +57,18 @@ def swarm_command(
 
     The same seed gives the same run, event by event: the digest says so. Exit code 1 where
     something did not hold, with the command that shows it again.
+
+    Example: pushkv swarm --seed 7 --transfers 200 --engines 4
     """
     first = secrets.randbits(31) if seed is None else seed
     reports = []
-    try:
-        for number in range(first, first + runs):
-            settings = SwarmSettings(number, transfers, engines, backend, weather)
-            typer.echo(f"seed {number}: {settings.command}")
-            reports.append(_run(settings))
-            _tell(reports[-1])
-            if reports[-1].violation is not None:
-                break
-    except PushKVError as error:
-        Console(stderr=True).print(f"[bold red]pushkv swarm:[/] {error}", highlight=False)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    for number in range(first, first + runs):
+        settings = SwarmSettings(number, transfers, engines, backend, weather)
+        typer.echo(f"seed {number}: {settings.command}")
+        reports.append(_run(settings))
+        _tell(reports[-1])
+        if reports[-1].violation is not None:
+            break
     if json is not None:
         found = {"runs": [{**asdict(each), "command": each.settings.command} for each in reports]}
         json.write_text(dumps(found, indent=2) + "\n")

@@ -11,14 +11,14 @@ import typer
 from rich.console import Console
 
 from pushkv.check.coverage import TABLES, rows_that_act, rows_that_fire
-from pushkv.core.errors import PushKVError
 from pushkv.observe.replay import TraceReport, check_trace
 
+from .conventions import App
 from .trace_view import export_command, view_command
 
 __all__ = ["trace_app"]
 
-trace_app: typer.Typer = typer.Typer(
+trace_app: App = App(
     help="What an engine wrote about its steps (`trace_path`).", no_args_is_help=True
 )
 
@@ -46,13 +46,11 @@ def check(
 
     Row, status and effects of every step must be what the tables say. Exit code 1 if some line of
     some trace is illegal, 2 if a trace cannot be read.
+
+    Example: pushkv trace check P.ndjson D.ndjson --rows
     """
     console = Console(soft_wrap=True)
-    try:
-        reports = [check_trace(path) for path in traces]
-    except PushKVError as error:
-        Console(stderr=True).print(f"[bold red]pushkv trace check:[/] {error}", highlight=False)
-        raise typer.Exit(2) from None
+    reports = [check_trace(path) for path in traces]
     for report in reports:
         console.print(_told(report), highlight=False, markup=False)
     if rows:

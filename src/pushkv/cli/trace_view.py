@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +12,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from pushkv.core.errors import ConfigurationError, PushKVError
+from pushkv.core.errors import ConfigurationError
 from pushkv.observe.chrome import chrome_trace
 from pushkv.observe.story import Phase, Stories, Story, find_transfer, read_stories
 from pushkv.observe.words import is_quiet, what, why
@@ -58,18 +56,17 @@ def view_command(
 
     Example: pushkv trace view P.ndjson D.ndjson --transfer cmpl-42
     """
-    with _told("view"):
-        stories = _read(traces)
-        story = None if transfer is None else find_transfer(stories, transfer)
-        console = Console()
-        if story is None:
-            console.print(_list(stories), highlight=False)
-        else:
-            _show(console, stories, story)
-        if json is not None:
-            shown = list(stories.transfers.values()) if story is None else [story]
-            every = [_plain(stories, each, scenes=story is not None) for each in shown]
-            _write(json, {"transfers": every})
+    stories = _read(traces)
+    story = None if transfer is None else find_transfer(stories, transfer)
+    console = Console()
+    if story is None:
+        console.print(_list(stories), highlight=False)
+    else:
+        _show(console, stories, story)
+    if json is not None:
+        shown = list(stories.transfers.values()) if story is None else [story]
+        every = [_plain(stories, each, scenes=story is not None) for each in shown]
+        _write(json, {"transfers": every})
 
 
 def export_command(
@@ -85,25 +82,11 @@ def export_command(
 
     Example: pushkv trace export P.ndjson D.ndjson --chrome timeline.json
     """
-    with _told("export"):
-        stories = _read(traces)
-        found = chrome_trace(stories)
-        _write(chrome, found)
-        told = f"{chrome}: {len(stories.transfers)} transfers, {len(found['traceEvents'])} events"
-        Console(soft_wrap=True).print(told, highlight=False, markup=False)
-
-
-@contextmanager
-def _told(command: str) -> Iterator[None]:
-    """What goes wrong, in one red line."""
-    try:
-        yield
-    except PushKVError as error:
-        text = Text.assemble((f"pushkv trace {command}: ", "bold red"), str(error))
-        Console(stderr=True, soft_wrap=True).print(text, highlight=False)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    stories = _read(traces)
+    found = chrome_trace(stories)
+    _write(chrome, found)
+    told = f"{chrome}: {len(stories.transfers)} transfers, {len(found['traceEvents'])} events"
+    Console(soft_wrap=True).print(told, highlight=False, markup=False)
 
 
 def _read(traces: list[Path]) -> Stories:
