@@ -39,6 +39,7 @@ def commands(command: Any = ROOT, name: str = "pushkv") -> Iterator[tuple[str, A
 
 COMMANDS = dict(commands())
 BAD = {
+    "demo": ["demo", "--engine", "reference", "--transport", "smoke-signals"],
     "trace check": ["trace", "check", "nowhere.ndjson"],
     "check": ["check", "--config", "[red]nothing"],
 }
@@ -82,7 +83,7 @@ def test_an_error_names_field_and_value_in_one_line_even_if_quiet(arguments: lis
         ran = CliRunner().invoke(app, [*arguments, *more])
         assert ran.exit_code == 2
         assert ran.stdout == ""
-        (line,) = ran.stderr.splitlines()
+        (line,) = filter(None, ran.stderr.splitlines())
         assert line.startswith("pushkv ")
         assert arguments[-1] in line
 

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from pushkv.core.errors import ConfigurationError
 from pushkv.demo.report import DemoReport
 
 from .admin import admin_app
@@ -72,6 +73,9 @@ def demo(
             "sequential: prefill first, as routers for pull connectors do."
         ),
     ] = DispatchKind.CONCURRENT,
+    transport: Annotated[
+        str, typer.Option(help="Of the reference engines: the name of an installed transport.")
+    ] = "nixl",
     json: Annotated[
         Path | None, typer.Option(help="Write the results and timelines there.", dir_okay=False)
     ] = None,
@@ -96,7 +100,7 @@ def demo(
         console=Console(stderr=True),
     )
     with progress:
-        report = _run(engine, dispatch, logs, progress)
+        report = _run(engine, dispatch, transport, logs, progress)
     report.show(console)
     if json is not None:
         report.write_json(json)
@@ -105,12 +109,18 @@ def demo(
 
 
 def _run(
-    engine: EngineKind, dispatch: DispatchKind, logs: Path | None, progress: Progress
+    engine: EngineKind,
+    dispatch: DispatchKind,
+    transport: str,
+    logs: Path | None,
+    progress: Progress,
 ) -> DemoReport:
     if engine is EngineKind.REFERENCE:
         from pushkv.demo.reference import run_reference_demo
 
-        return run_reference_demo(dispatch, progress)
+        return run_reference_demo(dispatch, progress, transport)
+    if transport != "nixl":
+        raise ConfigurationError("transport", transport, "nixl, or --engine reference with it")
     from pushkv.demo.vllm import run_vllm_demo
 
     return run_vllm_demo(dispatch, logs, progress)

@@ -72,7 +72,7 @@ def _serve(pipe: Connection, name: str, transport: str, trace: Path | None) -> N
 
 
 class ReferenceProcess:
-    """A reference engine over NIXL in a process of its own. One thread may use it."""
+    """A reference engine in a process of its own. One thread may use it."""
 
     def __init__(self, name: str, transport: str = "nixl", trace: Path | None = None) -> None:
         context = multiprocessing.get_context("spawn")
@@ -150,20 +150,22 @@ class ReferenceProcess:
             self._process.join()
 
 
-def run_reference_demo(dispatch: str, progress: Progress) -> DemoReport:
+def run_reference_demo(dispatch: str, progress: Progress, transport: str = "nixl") -> DemoReport:
     """Push `PROMPT_TOKENS` concurrently and compare every token; seconds in all.
 
     Raises:
+        ConfigurationError: No transport of that name is installed.
         PushKVError: An engine did not start or died.
     """
+    load_transport(transport, {})  # an unknown one is told here, and not by a child that dies
     report = DemoReport("reference", dispatch)
     with tempfile.TemporaryDirectory(prefix="pushkv-demo-") as directory:
         traces = Path(directory, "prefill.ndjson"), Path(directory, "decode.ndjson")
         starting = progress.add_task("starting two engines", total=None)
         with contextlib.ExitStack() as engines:
-            prefill = ReferenceProcess("prefill", trace=traces[0])
+            prefill = ReferenceProcess("prefill", transport, traces[0])
             engines.callback(prefill.stop)
-            decode = ReferenceProcess("decode", trace=traces[1])
+            decode = ReferenceProcess("decode", transport, traces[1])
             engines.callback(decode.stop)
             address = prefill.wait_ready()
             decode.wait_ready()
