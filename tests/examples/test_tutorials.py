@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TUTORIALS = {"tutorial-engine.md": "engine/tiny_engine.py"}
+TUTORIALS = {
+    "tutorial-engine.md": "engine/tiny_engine.py",
+    "tutorial-transport.md": "tcp_transport/pushkv_tcp.py",
+}
 
 
 @pytest.mark.parametrize("page", TUTORIALS)
