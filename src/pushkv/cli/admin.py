@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +11,10 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from pushkv.core.errors import ConfigurationError, PushKVError
+from pushkv.core.errors import ConfigurationError
 from pushkv.runtime.admin.state import DrainState
 
+from .conventions import App
 from .engine_tables import overview
 from .engines import (
     AuthorityOption,
@@ -24,6 +23,7 @@ from .engines import (
     KeyOption,
     SecretOption,
     TargetArgument,
+    TargetsArgument,
     engine_at,
 )
 from .top import look, write_states
@@ -36,7 +36,7 @@ JsonOption = Annotated[
     Path | None, typer.Option(help="Write what was answered there.", dir_okay=False)
 ]
 
-admin_app = typer.Typer(
+admin_app: App = App(
     help="Ask running engines (`admin_socket`, `admin_port`), and tell them what to do.",
     no_args_is_help=True,
 )
@@ -49,7 +49,7 @@ def root() -> None:
 
 @admin_app.command("list")
 def list_command(
-    targets: list[TargetArgument],
+    targets: TargetsArgument,
     json: JsonOption = None,
     secret: SecretOption = None,
     authority: AuthorityOption = None,
@@ -59,20 +59,21 @@ def list_command(
     """List links, transfers under way, and quarantined blocks with what would free them.
 
     Exit code 1 if some engine is gone.
+
+    Example: pushkv admin list /run/pushkv/decode.sock
     """
-    with _told("list"):
-        engines = [engine_at(each, secret, authority, certificate, key) for each in targets]
-        seen = look(engines, LISTED)
-        Console().print(overview(seen, LISTED), highlight=False)
-        if json is not None:
-            write_states(json, seen)
+    engines = [engine_at(each, secret, authority, certificate, key) for each in targets]
+    seen = look(engines, LISTED)
+    Console().print(overview(seen, LISTED), highlight=False)
+    if json is not None:
+        write_states(json, seen)
     if any(each.state is None for each in seen):
         raise typer.Exit(1)
 
 
 @admin_app.command()
 def drain(
-    targets: list[TargetArgument],
+    targets: TargetsArgument,
     wait_s: Annotated[
         float, typer.Option(help="Wait so many seconds until nothing is under way.", min=0)
     ] = 0.0,
@@ -90,30 +91,33 @@ def drain(
 
     Exit code 1 if something was still under way after --wait-s: `pushkv admin list` says what. A
     quarantine lasts until a proof ends it: see `pushkv admin release`.
+
+    Example: pushkv admin drain /run/pushkv/decode.sock --wait-s 60
     """
-    with _told("drain"):
-        engines = [engine_at(each, secret, authority, certificate, key) for each in targets]
-        found = {each.target: each.drain(on=True) for each in engines}
-        if wait_s:
-            _wait(engines, found, wait_s)
-        _say_drains(found, json)
+    engines = [engine_at(each, secret, authority, certificate, key) for each in targets]
+    found = {each.target: each.drain(on=True) for each in engines}
+    if wait_s:
+        _wait(engines, found, wait_s)
+    _say_drains(found, json)
     if wait_s and not all(each.is_empty for each in found.values()):
         raise typer.Exit(1)
 
 
 @admin_app.command()
 def undrain(
-    targets: list[TargetArgument],
+    targets: TargetsArgument,
     json: JsonOption = None,
     secret: SecretOption = None,
     authority: AuthorityOption = None,
     certificate: CertificateOption = None,
     key: KeyOption = None,
 ) -> None:
-    """Take new transfers again."""
-    with _told("undrain"):
-        engines = [engine_at(each, secret, authority, certificate, key) for each in targets]
-        _say_drains({each.target: each.drain(on=False) for each in engines}, json)
+    """Take new transfers again.
+
+    Example: pushkv admin undrain /run/pushkv/decode.sock
+    """
+    engines = [engine_at(each, secret, authority, certificate, key) for each in targets]
+    _say_drains({each.target: each.drain(on=False) for each in engines}, json)
 
 
 @admin_app.command()
@@ -149,19 +153,21 @@ def release(
     host, or that the host is off; a lost link, a time-out or a successor proves nothing.
 
     Without --nothing-can-reach-them nothing is released. Exit code 2 if the engine refuses.
+
+    Example: pushkv admin release /run/pushkv/decode.sock --transfer cmpl-42
+    --nothing-can-reach-them
     """
-    with _told("release"):
-        order: dict[str, object] = {"nothing_can_reach_them": nothing_can_reach_them}
-        if transfer is not None:
-            order["transfer"] = transfer
-        if peer is not None:
-            order["peer"] = _peer(peer)
-        released = engine_at(target, secret, authority, certificate, key).release(order).released
-        for each in released:
-            blocks = "block" if each.blocks == 1 else "blocks"
-            typer.echo(f"released {each.blocks} {blocks} of {each.transfer}, peer {each.peer}")
-        if json is not None:
-            json.write_bytes(msgspec.json.encode({"released": released}) + b"\n")
+    order: dict[str, object] = {"nothing_can_reach_them": nothing_can_reach_them}
+    if transfer is not None:
+        order["transfer"] = transfer
+    if peer is not None:
+        order["peer"] = _peer(peer)
+    released = engine_at(target, secret, authority, certificate, key).release(order).released
+    for each in released:
+        blocks = "block" if each.blocks == 1 else "blocks"
+        typer.echo(f"released {each.blocks} {blocks} of {each.transfer}, peer {each.peer}")
+    if json is not None:
+        json.write_bytes(msgspec.json.encode({"released": released}) + b"\n")
 
 
 def _peer(text: str) -> dict[str, object]:
@@ -194,17 +200,3 @@ def _say_drains(found: dict[str, DrainState], json: Path | None) -> None:
             typer.echo(f"{target}: drained, {each.left} under way")
     if json is not None:
         json.write_bytes(msgspec.json.encode(found) + b"\n")
-
-
-@contextmanager
-def _told(command: str) -> Iterator[None]:
-    """Errors in one red line."""
-    try:
-        yield
-    except PushKVError as error:
-        Console(stderr=True).print(
-            f"[bold red]pushkv admin {command}:[/] {error}", highlight=False, soft_wrap=True
-        )
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None

@@ -24,6 +24,7 @@ __all__ = [
     "KeyOption",
     "SecretOption",
     "TargetArgument",
+    "TargetsArgument",
     "UnreachableError",
     "engine_at",
 ]
@@ -31,13 +32,12 @@ __all__ = [
 ANSWER_S = 5.0
 T = TypeVar("T")
 
-TargetArgument = Annotated[
-    str,
-    typer.Argument(
-        help="The engine's admin_socket, or HOST:PORT of its admin_port, which needs credentials.",
-        show_default=False,
-    ),
-]
+_TARGET = typer.Argument(
+    help="The engine's admin_socket, or HOST:PORT of its admin_port, which needs credentials.",
+    show_default=False,
+)
+TargetArgument = Annotated[str, _TARGET]
+TargetsArgument = Annotated[list[str], _TARGET]
 SecretOption = Annotated[
     Path | None,
     typer.Option("--shared-secret", help="For HOST:PORT: the file that all engines share."),

@@ -21,7 +21,7 @@ from .engines import (
     Engine,
     KeyOption,
     SecretOption,
-    TargetArgument,
+    TargetsArgument,
     engine_at,
 )
 
@@ -32,7 +32,7 @@ ROWS_BESIDE = 8
 
 
 def top_command(
-    targets: list[TargetArgument],
+    targets: TargetsArgument,
     every_s: Annotated[
         float, typer.Option(help="Seconds between two looks.", min=0.1, max=3600.0)
     ] = 1.0,
@@ -54,7 +54,7 @@ def top_command(
     Each engine needs an admin endpoint (admin_socket or admin_port). One that is gone is shown as
     gone, and comes back when it does. Ctrl-C ends.
 
-    Try: pushkv top /run/pushkv/prefill.sock /run/pushkv/decode.sock
+    Example: pushkv top /run/pushkv/prefill.sock /run/pushkv/decode.sock
 
     Exit code 1 with --once if some engine is gone, 130 after Ctrl-C.
     """
@@ -67,11 +67,6 @@ def top_command(
             console.print(overview(seen, rows or 1_000), highlight=False)
         else:
             _watch(engines, console, rows, every_s, seen)
-    except PushKVError as error:
-        Console(stderr=True).print(f"[bold red]pushkv top:[/] {error}", highlight=False)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
     finally:
         if json is not None and seen:
             write_states(json, seen)
