@@ -205,10 +205,15 @@ def _ids(
             f"at least {skipped + count} for tokens up to {end}",
         )
     most = group.block_count - 1
-    bad = [each for each in wanted if not 0 <= each <= most and each != NO_BLOCK]
-    if bad:
-        raise RemoteProtocolError(name, bad[0], f"a block id from 0 to {most}")
-    return np.array(wanted, dtype=np.int64)
+    expected = f"a block id from 0 to {most}"
+    try:
+        ids = np.array(wanted, dtype=np.int64)
+    except OverflowError:
+        raise RemoteProtocolError(name, max(wanted, key=abs), expected) from None
+    bad = ids[((ids < 0) | (ids > most)) & (ids != NO_BLOCK)]
+    if len(bad):
+        raise RemoteProtocolError(name, int(bad[0]), expected)
+    return ids
 
 
 def _stretches(

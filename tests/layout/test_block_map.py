@@ -269,6 +269,7 @@ def test_a_peer_s_wrong_blocks_are_named(theirs: Blocks, field: str, value: obje
     [
         (((1, 16),), r"source_blocks\[0\] = 16: expected a block id from 0 to 15"),
         (((-1, 1),), r"source_blocks\[0\] = -1: expected a block id from 0 to 15"),
+        (((1, 1 << 64),), r"source_blocks\[0\] = 18446744073709551616: expected a block id"),
         (((1,),), r"source_blocks\[0\] = '1 blocks from token 0 on': expected at least 2"),
         (((1, 2), ()), "source_blocks has 2 of 1 groups"),
     ],
