@@ -64,6 +64,8 @@ class Options:
         admin_port: The same over TCP at `listen_host`, for who has the credentials of the control
             channel; 0 for nowhere. Rank r adds r, as `port` does.
         trace_path: Where the runtime writes its trace; None for nowhere.
+        otel_endpoint: The OTLP collector that gets spans of transfers, as http://HOST:PORT; None
+            for no spans.
         write_budget_bytes: WRITEs to a decode rank are posted while less than so many bytes are
             under way to it; the others wait, and transfers take turns.
         streaming: When blocks are written: while the prefill that fills them runs, or after.
@@ -92,6 +94,7 @@ class Options:
     admin_socket: Path | None = None
     admin_port: int = 0
     trace_path: Path | None = None
+    otel_endpoint: str | None = None
     write_budget_bytes: int = 256 * 1024 * 1024
     streaming: Streaming = Streaming.CHUNKS
     while_waiting: WhileWaiting = WhileWaiting.SLEEP
@@ -246,6 +249,7 @@ _READERS: dict[str, Callable[[str, object], object]] = {
     "admin_socket": _path,
     "admin_port": lambda name, value: _integer(name, value, most=65_535),
     "trace_path": _path,
+    "otel_endpoint": _text,
     "write_budget_bytes": lambda name, value: _integer(name, value, most=1 << 40, least=1),
     "streaming": _streaming,
     "while_waiting": _while_waiting,

@@ -11,6 +11,8 @@ from attrs import evolve
 
 from pushkv.core.errors import ConfigurationError, LocalProtocolError
 from pushkv.core.ids import EngineId, Incarnation
+from pushkv.core.machines import Observer, StepRecord
+from pushkv.core.policy import Policy
 from pushkv.observe.phases import Phases
 from pushkv.rank_plan import Ranks
 
@@ -23,6 +25,7 @@ from .identity import model_identity
 from .log import join, logger
 
 if TYPE_CHECKING:
+    from pushkv.observe.spans import Spans
     from pushkv.runtime import Runtime
 
 __all__ = ["WorkerHalf", "engine_ranks"]
@@ -50,6 +53,7 @@ class WorkerHalf:
         self._kv_cache_config = kv_cache_config
         self._runtime: Runtime | None = None
         self._end_metrics: Callable[[], None] = lambda: None
+        self._spans: Spans | None = None
         self._bell: Bell | None = None
         self._kv_caches: Mapping[str, Any] = {}
 
@@ -86,6 +90,7 @@ class WorkerHalf:
         )
         engine = EngineId(config.kv_transfer_config.engine_id)
         phases = Phases(time.monotonic_ns) if options.metrics_port else None
+        self._spans = spans = _spans(options.otel_endpoint, engine, rank, policy)
         runtime = Runtime(
             RuntimeConfig(
                 engine=engine,
@@ -105,7 +110,10 @@ class WorkerHalf:
                 admin_socket=self._own_file(options.admin_socket, rank, ranks),
                 admin_port=self._port(options.admin_port, rank, ranks),
                 trace_path=self._own_file(options.trace_path, rank, ranks),
-                observer=None if phases is None else phases.step,
+                observer=_both(
+                    None if phases is None else phases.step,
+                    None if spans is None else spans.observe,
+                ),
                 lives=None if phases is None else phases.life,
             ),
             load_transport(options.transport, options.transport_options),
@@ -195,6 +203,27 @@ class WorkerHalf:
             logger.warning("pushkv: stopped with WRITEs open; the KV cache stays until exit")
             _still_written.append(self._kv_caches)
         self._kv_caches = {}
+        if self._spans is not None:
+            self._spans.close()
+
+
+def _both(one: Observer | None, other: Observer | None) -> Observer | None:
+    if one is None or other is None:
+        return one or other
+
+    def observe(record: StepRecord) -> None:
+        one(record)
+        other(record)
+
+    return observe
+
+
+def _spans(endpoint: str | None, engine: EngineId, rank: int, policy: Policy) -> Spans | None:
+    if endpoint is None:
+        return None
+    from pushkv.observe.spans import Spans, otlp_exporter
+
+    return Spans(otlp_exporter(endpoint), engine, rank, policy.connect)
 
 
 def _exists(device: Any) -> tuple[Callable[[], bool], ...]:
