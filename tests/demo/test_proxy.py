@@ -33,10 +33,13 @@ from tests.demo.backends import (
 )
 
 from pushkv.core.errors import ConfigurationError
+from pushkv.core.ids import TransferId
 from pushkv.demo.proxy import Backend, Dispatch, ProxyConfig, create_app, main
 from pushkv.demo.supervise import free_ports
+from pushkv.observe.traceparent import trace_of
 
 ORDERS: tuple[Dispatch, ...] = ("concurrent", "sequential")
+TRACED = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 UNLIMITED = httpx.Limits(max_connections=None)
 ERROR_400 = {"error": {"message": "prompt too long", "type": "BadRequestError", "code": 400}}
 
@@ -197,6 +200,17 @@ def test_the_prefill_leg_of_a_chat_is_one_token_and_no_stream(either: Stage) -> 
     }
     second.body.pop("kv_transfer_params")
     assert second.body == body
+
+
+def test_the_transfers_of_a_traced_request_are_named_by_its_trace(concurrent: Stage) -> None:
+    for given in (TRACED, TRACED, "garbage"):
+        assert concurrent.ask({"traceparent": given}).status_code == 200
+    for leg in concurrent.legs.values():
+        assert [seen.headers["traceparent"] for seen in leg.seen] == [TRACED, TRACED, "garbage"]
+        first, second, other = (str(seen.params["transfer_id"]) for seen in leg.seen)
+        assert str(trace_of(TransferId(first))) == str(trace_of(TransferId(second))) == TRACED
+        assert first != second
+        assert "garbage" not in other
 
 
 def test_every_dispatch_has_its_own_transfer_id(concurrent: Stage) -> None:

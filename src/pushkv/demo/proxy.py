@@ -36,6 +36,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from pushkv.core.errors import ConfigurationError
+from pushkv.observe.traceparent import read_traceparent
 
 __all__ = ["Backend", "Dispatch", "ProxyConfig", "create_app", "main"]
 
@@ -232,13 +233,16 @@ class _Completions:
             "X-Request-Id": request.headers.get("X-Request-Id") or uuid4().hex,
             "Content-Type": "application/json",
         }
-        if "Authorization" in request.headers:
-            headers["Authorization"] = request.headers["Authorization"]
+        for name in ("Authorization", "traceparent"):
+            if name in request.headers:
+                headers[name] = request.headers[name]
+        # Engines make their spans in the trace that the transfer's name begins with.
+        trace = read_traceparent(headers.get("traceparent"))
         return _Plan(
             path=request.url.path,
             body=body,
             headers=headers,
-            transfer_id=uuid4().hex,
+            transfer_id=f"{trace}-{uuid4().hex}" if trace else uuid4().hex,
             prefill=next(self._prefill),
             decode=next(self._decode),
         )
