@@ -133,8 +133,8 @@ class Loop:
             self._observe,
             _lives(self._trace, ages, config.lives),
         )
-        self.drain = Drain(self._endpoint)
-        self.written_bytes = 0
+        self.drain: Drain = Drain(self._endpoint)
+        self.written_bytes: int = 0
         """By WRITEs that were DONE."""
         self._is_drained = False
         self._is_empty_told = False

@@ -31,7 +31,7 @@ from .operator import Operator, Refusal, ReleaseOrder
 
 __all__ = ["AdminServer"]
 
-log = logging.getLogger("pushkv.admin")
+log: logging.Logger = logging.getLogger("pushkv.admin")
 
 AT_ONCE = 8
 PER_S = 50
