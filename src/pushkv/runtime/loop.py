@@ -45,6 +45,7 @@ from pushkv.core.events import (
     EngineEvent,
     Event,
     MessageReceived,
+    Offered,
     PrefillAborted,
     PrefillPreempted,
     Tick,
@@ -250,6 +251,8 @@ class Loop:
         if answers is None:
             self._happen(event)
             return
+        if isinstance(event, Offered):
+            self._count(Counted("refused_while_drained", f"an offer for {event.transfer}"))
         for report in answers:
             self._report(report)
 
