@@ -63,13 +63,16 @@ def run(backend: str, main: Callable[[], Awaitable[None]]) -> None:
 @both_backends
 def test_two_runtimes_share_one_loop_and_no_thread(backend: str) -> None:
     async def main() -> None:
+        before = {*threading.enumerate()}
         fabric = MemoryFabric()
         producer, consumer = End(fabric, "P"), End(fabric, "D")
         producer.cache.bytes[:, 0:2] = 7
         async with anyio.create_task_group() as tasks:
             await tasks.start(producer.runtime.run)
             await tasks.start(consumer.runtime.run)
-            assert not any(each.name.startswith("pushkv-") for each in threading.enumerate())
+            assert not any(
+                each.name.startswith("pushkv-") for each in {*threading.enumerate()} - before
+            )
             consumer.offer(producer)
             producer.runtime.bridge.submit(Arrived(T, b"digest"))
             producer.runtime.bridge.submit(Computed(T, 32, ((0, 1),), True))

@@ -69,8 +69,8 @@ try:
         TraceFlags,
         set_span_in_context,
     )
-except ImportError as error:
-    raise MissingDependencyError("spans need OpenTelemetry: install pushkv[otel]") from error
+except ImportError as _error:
+    raise MissingDependencyError("spans need OpenTelemetry: install pushkv[otel]") from _error
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
