@@ -29,9 +29,9 @@ def test_every_command_and_each_of_its_options_is_there() -> None:
     def look(command, path: str) -> None:
         for option in command.params:
             if option.opts and "completion" not in option.name:
-                assert (
-                    f"`{option.opts[0]}" in sections[path] or option.name.upper() in sections[path]
-                )
+                told = sections[path]
+                longest = re.escape(max(option.opts, key=len))
+                assert re.search(rf"`(-\w, )?{longest}\W", told) or option.name.upper() in told
         for name, each in getattr(command, "commands", {}).items():
             look(each, f"{path} {name}")
 
