@@ -77,9 +77,7 @@ check: $(PROJECT) ## Lint, types and import contracts
 
 .PHONY: types
 types: $(PROJECT) ## That every public name has a type which others can see
-	@for package in pushkv pushkv_memory pushkv_nixl pushkv_vllm; do \
-	  $(VENV)/bin/pyright --verifytypes $$package --ignoreexternal; \
-	done
+	@PUSHKV_TYPES=1 $(PYTHON) -m pytest -q tests/public/test_types.py
 
 .PHONY: test
 test: check ## All checks and tests but those of the router; arguments of pytest in ARGS

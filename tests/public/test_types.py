@@ -46,6 +46,7 @@ def found(process: subprocess.Popen[bytes]) -> tuple[int, list[str]]:
 
 
 @pytest.mark.skipif(find_spec("pyright") is None, reason="pyright is not installed")
+@pytest.mark.skipif("PUSHKV_TYPES" not in os.environ, reason="long: run by `make types`")
 def test_every_public_name_has_a_type(tmp_path: Path) -> None:
     guessed = tmp_path / "guessed"
     guessed.mkdir()
